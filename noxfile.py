@@ -1,0 +1,147 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox[uv]"]
+# ///
+"""The sessions people type; what they do is in ci/, and everything after `--` goes there untouched.
+
+    python3 -m venv .venv && .venv/bin/pip install "nox[uv]" && .venv/bin/nox -s cpu-zero
+
+A session ends with the exit code of `python -m ci` (docs of the codes: ci/errors.py): nox by itself would turn every
+failure into 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import nox
+
+nox.needs_version = ">=2024.3.2"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["cpu-zero"]
+
+HOST = "ci/requirements/host.txt"
+DEV = "ci/requirements/dev.txt"
+
+
+def install(session: nox.Session, lock: str) -> None:
+    """Install a lock with its hashes; an environment that already has it costs a look."""
+    # A site that re-signs TLS has its certificate in the system's store, which uv reads only when told to.
+    session.install("--quiet", "--require-hashes", "-r", lock, env={"UV_SYSTEM_CERTS": "1"})
+
+
+def ci(session: nox.Session, *arguments: str) -> None:
+    """Run `python -m ci` and end with its exit code; a signal to nox reaches it, so that it can tidy up."""
+    python = os.path.join(session.bin, "python")
+    path = os.pathsep.join([session.bin, os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, "UV_SYSTEM_CERTS": "1", "PATH": path, "VIRTUAL_ENV": session.virtualenv.location}
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _frame: object) -> None:
+        if process is not None:
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, forward)
+    process = subprocess.Popen([python, "-m", "ci", *arguments], env=environment)
+    code = process.wait()
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+@nox.session(name="cpu-zero")
+def cpu_zero(session: nox.Session) -> None:
+    """Does this pin train correctly on CPU? Docker if an engine answers, else a virtual environment."""
+    install(session, HOST)
+    ci(session, "run", "--backend", "cpu", *session.posargs)
+
+
+@nox.session(name="cuda-zero")
+def cuda_zero(session: nox.Session) -> None:
+    """The same question on NVIDIA GPUs; refuses with exit code 3 on a host without one."""
+    install(session, HOST)
+    ci(session, "run", "--backend", "cuda", *session.posargs)
+
+
+@nox.session(name="npu-zero")
+def npu_zero(session: nox.Session) -> None:
+    """The same question on Ascend NPUs; refuses with exit code 3 on a host without one."""
+    install(session, HOST)
+    ci(session, "run", "--backend", "npu", *session.posargs)
+
+
+@nox.session
+def doctor(session: nox.Session) -> None:
+    """What this host can run, and what is missing for each backend."""
+    install(session, HOST)
+    ci(session, "doctor", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything that proves the project; `-- unit`, `-- stack`, `-- container` or a path select."""
+    install(session, DEV)
+    ci(session, "tests", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and formatting."""
+    install(session, DEV)
+    session.run("ruff", "check", *(session.posargs or ["."]))
+    session.run("ruff", "format", "--check", *(session.posargs or ["."]))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict over ci/, tests/jobs and the noxfile."""
+    install(session, DEV)
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(default=False)
+def images(session: nox.Session) -> None:
+    """Build the images of the stacks (all, or those named)."""
+    install(session, HOST)
+    ci(session, "images", *session.posargs)
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Resolve the locks anew: the host's requirements and the stacks in docker/locks."""
+    install(session, HOST)
+    compile_lock = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes"]
+    compile_lock += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command=nox -s lock"]
+    for target in (HOST, DEV):
+        source = target.replace(".txt", ".in")
+        session.run(*compile_lock, source, "-o", target, env={"UV_SYSTEM_CERTS": "1"})
+    ci(session, "lock", *session.posargs)
+
+
+@nox.session(name="base-image", default=False)
+def base_image(session: nox.Session) -> None:
+    """Make the base image without a registry, by debootstrap."""
+    install(session, HOST)
+    ci(session, "base-image", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """How long plan, start-up and the cases take on this host."""
+    install(session, HOST)
+    ci(session, "bench", *session.posargs)
+
+
+@nox.session(default=False)
+def calibrate(session: nox.Session) -> None:
+    """Measure tolerances: repeats of clean cases with new seeds."""
+    install(session, HOST)
+    ci(session, "calibrate", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()
