@@ -1,0 +1,344 @@
+"""The entries of matrix.yaml as frozen Pydantic models: their shape, and nothing that needs a second entry to check.
+
+What two entries must agree on (a lane's stack exists, a defect's key is known) is in `ci.contradictions`; reading the
+file with its line numbers is in `ci.matrix`, which is also where everybody else imports these models from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+Scalar = bool | int | float | str
+Check = Literal[
+    "forward", "reported_norm", "gradient_used", "update", "ranks_agree", "loss_scale", "consistency"
+]
+CHECKS: tuple[Check, ...] = (
+    "forward",
+    "reported_norm",
+    "gradient_used",
+    "update",
+    "ranks_agree",
+    "loss_scale",
+    "consistency",
+)
+"""The checks of one optimizer step (contract), in the order in which they are reported."""
+
+CASE_KEYS = (
+    "trainer",
+    "zero_stage",
+    "dtype",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "world_size",
+    "user_code",
+    "path",
+    "step_method",
+    "loss_scale",
+    "experts",
+    "checkpointing",
+    "frozen",
+    "init",
+    "num_iterations",
+    "beta",
+    "lora_b",
+)
+"""Every case key, in the order in which a cell id writes them (contract)."""
+
+NEGATION = "not-"
+"""Prefix of a value in `where` that matches everything but that value."""
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _word(value: str) -> str:
+    if not _WORD.fullmatch(value):
+        raise ValueError("a word of letters, digits, '.', '_' and '-' (it becomes part of an address)")
+    return value
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError(f"a version specifier such as '>=0.17.6,<0.18.3' (PEP 440): {error}") from error
+    return value
+
+
+def _version(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion as error:
+        raise ValueError(f"one exact version such as 0.19.8 (PEP 440): {error}") from error
+    return value
+
+
+def _regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"a regular expression: {error}") from error
+    return value
+
+
+def canonical(value: Scalar) -> Scalar:
+    """1.0 and 1 are one value and have one spelling in a cell id."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def same(left: Scalar, right: Scalar) -> bool:
+    """Equality that keeps true and 1 apart, which Python does not."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+Word = Annotated[str, AfterValidator(_word)]
+Specifier = Annotated[str, AfterValidator(_specifier)]
+ExactVersion = Annotated[str, AfterValidator(_version)]
+Regex = Annotated[str, AfterValidator(_regex)]
+Value = Annotated[Scalar, AfterValidator(canonical)]
+ValueOrList = Value | tuple[Value, ...]
+Where = Mapping[str, ValueOrList]
+
+
+class Entry(BaseModel):
+    """What all entries share: no unknown field, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PackageIndex(Entry):
+    """A package index besides the host's own configuration."""
+
+    url: str
+    variable: Annotated[str, Field(description="environment variable that replaces the URL; '' switches it off")]
+
+
+class Backend(Entry):
+    """An accelerator with its collective library and its image."""
+
+    accelerator: str
+    communication: str
+    start_method: Literal["forkserver", "spawn"]
+    dockerfile: str | None = None
+    base_image: str | None = None
+    package_index: str | None = None
+    unavailable: Annotated[str | None, Field(description="why this backend cannot run anything yet")] = None
+
+
+class Stack(Entry):
+    """A named set of exact pins."""
+
+    backend: str
+    about: str
+    python: ExactVersion
+    lock: str
+    pins: dict[str, ExactVersion]
+    why: dict[str, str] = {}
+
+
+class Exclusion(Entry):
+    """Combinations that do not exist, with the reason."""
+
+    where: Where
+    reason: str
+
+
+class Lane(Entry):
+    """Which cells run when: each case is a pattern, a list of values in it is a product."""
+
+    stacks: tuple[str, ...]
+    cases: dict[str, tuple[Where, ...]]
+    exclude: dict[str, tuple[Exclusion, ...]] = {}
+
+
+class ConditionalDefault(Entry):
+    """A default that depends on keys that come earlier in the contract's order."""
+
+    where: Where
+    value: Value
+
+
+class CaseKey(Entry):
+    """One key of a job's cases. In `values`, `integer` is any integer from 1 and `number` any number from 0."""
+
+    values: Literal["integer", "number"] | tuple[Value, ...]
+    default: Value | None = None
+    default_when: tuple[ConditionalDefault, ...] = ()
+
+    @property
+    def allowed(self) -> tuple[Scalar, ...]:
+        return (self.values,) if isinstance(self.values, str) else self.values
+
+    def accepts(self, value: Scalar) -> bool:
+        """Whether a case may have this value."""
+        if isinstance(value, str):
+            return value not in ("integer", "number") and value in self.allowed
+        if any(same(value, known) for known in self.allowed):
+            return True
+        if isinstance(value, bool):
+            return False
+        if "integer" in self.allowed and isinstance(value, int) and value >= 1:
+            return True
+        return "number" in self.allowed and 0 <= value < float("inf")
+
+
+class CaseRequirement(Entry):
+    """Versions that only some cases of a job need."""
+
+    where: Where
+    requires: dict[str, Specifier]
+    reason: str
+
+
+class Job(Entry):
+    """A regression job: what it needs and how its cases may vary."""
+
+    about: str
+    requires: dict[str, Specifier]
+    case_requires: tuple[CaseRequirement, ...] = ()
+    exclude: tuple[Exclusion, ...] = ()
+    keys: dict[str, CaseKey]
+    timeout_s: PositiveInt
+
+    @property
+    def ordered_keys(self) -> tuple[str, ...]:
+        """This job's keys in the contract's order."""
+        return tuple(key for key in CASE_KEYS if key in self.keys)
+
+
+class CheckTolerance(Entry):
+    """How far a check may be off, beside the largest error of the clean repeats it was set from."""
+
+    tolerance: Annotated[float, Field(gt=0)]
+    largest: Annotated[float, Field(ge=0)]
+    repeats: PositiveInt
+
+    @model_validator(mode="after")
+    def _above_the_largest(self) -> CheckTolerance:
+        if self.tolerance <= self.largest:
+            raise ValueError(f"a tolerance above the largest clean error {self.largest:g}")
+        return self
+
+
+class Tolerance(Entry):
+    """Tolerances of a group of cases: ZeRO stages, dtype, accumulation and, where it differs, the job."""
+
+    job: str | None = None
+    stages: tuple[int, ...]
+    dtype: str
+    gradient_accumulation_steps: tuple[int, ...]
+    checks: dict[Check, CheckTolerance]
+
+
+Alternative = Literal[
+    "last_micro_batch",
+    "previous_step",
+    "all_steps_so_far",
+    "step_count_plus_one",
+    "without_experts",
+    "partitioned_as_empty",
+    "unclipped",
+    "none",
+    "inf",
+]
+Factor = Literal["loss_scale", "1/loss_scale", "scale_before/scale_after"] | float
+
+
+class Effect(Entry):
+    """What a defect makes of one check: first `equals`, then `times`."""
+
+    equals: Alternative | None = None
+    times: Factor | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Effect:
+        if self.equals is None and self.times is None:
+            raise ValueError("`equals`, `times` or both")
+        return self
+
+
+class Symptom(Entry):
+    """The exact signature of a defect: effects on checks, or an exception that matches `raises`."""
+
+    forward: Effect | None = None
+    reported_norm: Effect | None = None
+    gradient_used: Effect | None = None
+    update: Effect | None = None
+    ranks_agree: Effect | None = None
+    loss_scale: Effect | None = None
+    consistency: Effect | None = None
+    raises: Regex | None = None
+    steps: Annotated[str, Field(pattern=r"^(all|first|scale_raise|from:[1-9][0-9]*)$")] = "all"
+
+    @property
+    def effects(self) -> dict[Check, Effect]:
+        """The effects by check, in the order of the checks."""
+        found: dict[Check, Effect | None] = {check: getattr(self, check) for check in CHECKS}
+        return {check: effect for check, effect in found.items() if effect is not None}
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Symptom:
+        if bool(self.effects) == (self.raises is not None):
+            raise ValueError("either effects on checks or `raises`")
+        return self
+
+
+class Defect(Entry):
+    """A ledger entry: where a known defect shows, in which releases, and how exactly."""
+
+    id: Word
+    title: str
+    upstream: tuple[str, ...]
+    where: Where
+    affects: dict[str, Specifier]
+    symptom: Symptom
+    tolerance: Annotated[float | None, Field(gt=0)] = None
+    correction: str | None = None
+    advice: str
+
+    @field_validator("affects")
+    @classmethod
+    def _bounded(cls, affects: dict[str, str]) -> dict[str, str]:
+        if not affects:
+            raise ValueError("at least one package with the releases affected")
+        return affects
+
+
+class Matrix(Entry):
+    """All of matrix.yaml."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    package_indexes: dict[Word, PackageIndex]
+    backends: dict[Word, Backend]
+    stacks: dict[Word, Stack]
+    lanes: dict[Word, Lane]
+    jobs: dict[Word, Job]
+    tolerances: tuple[Tolerance, ...]
+    defects: tuple[Defect, ...]
+
+    def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance] | None:
+        """The tolerances of one case, those written for its job first; None when no group covers it.
+
+        A job without accumulation counts as accumulation 1.
+        """
+        stage, dtype = case.get("zero_stage", 0), case.get("dtype")
+        accumulation = case.get("gradient_accumulation_steps", 1)
+        found: dict[Check, CheckTolerance] = {}
+        covered = False
+        for wanted in (None, job):
+            for group in self.tolerances:
+                if (
+                    group.job == wanted
+                    and stage in group.stages
+                    and group.dtype == dtype
+                    and accumulation in group.gradient_accumulation_steps
+                ):
+                    found |= group.checks
+                    covered = True
+        return found if covered else None

@@ -1,0 +1,161 @@
+"""matrix.yaml -> Matrix: the only reader of the only place where versions, lanes, tolerances and defects are written.
+
+A mistake in the file is answered with file, line, what was found and what was expected, because the person who made
+it is usually moving one bound in a long ledger and needs the line, not a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from ci.contradictions import contradictions
+from ci.entries import (
+    CASE_KEYS,
+    CHECKS,
+    NEGATION,
+    Alternative,
+    Backend,
+    CaseKey,
+    CaseRequirement,
+    Check,
+    CheckTolerance,
+    Defect,
+    Effect,
+    Exclusion,
+    Factor,
+    Job,
+    Lane,
+    Matrix,
+    PackageIndex,
+    Scalar,
+    Stack,
+    Symptom,
+    Tolerance,
+    Where,
+    canonical,
+    same,
+)
+from ci.errors import MatrixError
+
+__all__ = [
+    "CASE_KEYS",
+    "CHECKS",
+    "MATRIX_FILE",
+    "NEGATION",
+    "Alternative",
+    "Backend",
+    "CaseKey",
+    "CaseRequirement",
+    "Check",
+    "CheckTolerance",
+    "Defect",
+    "Effect",
+    "Exclusion",
+    "Factor",
+    "Job",
+    "Lane",
+    "Matrix",
+    "PackageIndex",
+    "Scalar",
+    "Stack",
+    "Symptom",
+    "Tolerance",
+    "Where",
+    "canonical",
+    "load",
+    "same",
+    "schema",
+]
+
+MATRIX_FILE = Path("matrix.yaml")
+"""Where the program looks, from the repository's root."""
+
+Path_ = tuple[str | int, ...]
+
+
+def load(path: Path = MATRIX_FILE) -> Matrix:
+    """Read, validate and cross-check the file; raises MatrixError for the first mistake."""
+    text = _text(path)
+    lines: dict[Path_, int] = {(): 1}
+    try:
+        tree = YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else None
+        raise MatrixError(path, line, f"{error.problem or error.context}", "YAML that can be read") from error
+    except YAMLError as error:
+        raise MatrixError(path, None, str(error), "YAML that can be read") from error
+    data = _plain(tree, (), lines)
+    try:
+        matrix = Matrix.model_validate(data)
+    except ValidationError as error:
+        raise _shape_mistake(path, lines, data, error) from error
+    for mistake in contradictions(matrix, path.parent):
+        raise MatrixError(path, _line(lines, mistake.path), mistake.found, mistake.expected, _dotted(mistake.path))
+    return matrix
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of matrix.yaml, for editors; committed in ci/schemas and checked for drift."""
+    return Matrix.model_json_schema(by_alias=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MatrixError(path, None, "no such file", "matrix.yaml; start from the repository's root") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MatrixError(path, None, str(error), "a readable UTF-8 file") from error
+
+
+def _plain(node: Any, path: Path_, lines: dict[Path_, int]) -> Any:
+    """The plain data of a parsed tree; the line of every entry goes into `lines`."""
+    if isinstance(node, CommentedMap):
+        for key in node:
+            lines[(*path, key)] = node.lc.data[key][0] + 1
+        return {key: _plain(value, (*path, key), lines) for key, value in node.items()}
+    if isinstance(node, CommentedSeq):
+        for index in range(len(node)):
+            lines[(*path, index)] = node.lc.data[index][0] + 1
+        return [_plain(value, (*path, index), lines) for index, value in enumerate(node)]
+    if isinstance(node, bool) or node is None:
+        return node
+    for kind in (int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _line(lines: Mapping[Path_, int], path: Path_) -> int:
+    """The line of the entry, or of the nearest one around it."""
+    while path not in lines:
+        path = path[:-1]
+    return lines[path]
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _shape_mistake(path: Path, lines: Mapping[Path_, int], data: Any, error: ValidationError) -> MatrixError:
+    """The first of Pydantic's errors as one of ours."""
+    first = error.errors()[0]
+    # Pydantic adds the names of union members and "[key]" to the location: keep what the file itself has.
+    place: Path_ = ()
+    for part in first["loc"]:
+        if (*place, part) in lines:
+            place = (*place, part)
+    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    if kind == "missing":
+        return MatrixError(path, _line(lines, place), "nothing", f"the field `{first['loc'][-1]}`", _dotted(place))
+    if kind == "extra_forbidden":
+        return MatrixError(path, _line(lines, place), f"`{place[-1]}`", "no such field here", _dotted(place))
+    return MatrixError(path, _line(lines, place), repr(first["input"]), message, _dotted(place))
