@@ -15,9 +15,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 Scalar = bool | int | float | str
-Check = Literal[
-    "forward", "reported_norm", "gradient_used", "update", "ranks_agree", "loss_scale", "consistency"
-]
+Check = Literal["forward", "reported_norm", "gradient_used", "update", "ranks_agree", "loss_scale", "consistency"]
 CHECKS: tuple[Check, ...] = (
     "forward",
     "reported_norm",
