@@ -1,0 +1,150 @@
+"""Which ledger entries claim a cell, and which set of them explains what was measured.
+
+Several defects may meet in one cell, so the question is never "does entry X match" but "do these entries together
+predict every number". An entry that is not needed for that prediction has no symptom here, and its bound is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from ci import cases
+from ci.checks import Prediction, predict
+from ci.evidence import ExceptionRecord, Step
+from ci.matrix import Check as Name
+from ci.matrix import Defect
+from ci.plan import Cell
+from ci.runrecord import Check
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell's numbers: the steps, each with its checks against the truth, and the exception that ended it."""
+
+    steps: tuple[Step, ...]
+    checks: tuple[Mapping[Name, Check], ...]
+    exception: ExceptionRecord | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The set of entries that explains a cell.
+
+    shown: every one of them is needed. absent: entries that claim the cell and whose symptom is not there.
+    ambiguous: those of `absent` that would explain the numbers just as well (indistinguishable here).
+    hidden: entries about numbers that an explained exception kept from being measured.
+    """
+
+    shown: tuple[Defect, ...]
+    absent: tuple[Defect, ...] = ()
+    ambiguous: tuple[Defect, ...] = ()
+    hidden: tuple[Defect, ...] = ()
+
+
+def affects(defect: Defect, pins: Mapping[str, str]) -> bool:
+    """Whether all packages named are installed in an affected release; a development build counts by its version."""
+    return all(
+        package in pins and SpecifierSet(specifier).contains(pins[package], prereleases=True)
+        for package, specifier in defect.affects.items()
+    )
+
+
+def claims(defect: Defect, cell: Cell, pins: Mapping[str, str], corrections: Sequence[str]) -> bool:
+    """Whether the entry says that this cell shows its symptom; not where its correction was applied."""
+    if defect.correction is not None and defect.correction in corrections:
+        return False
+    return affects(defect, pins) and cases.matches(defect.where, {**cell.case, "job": cell.job})
+
+
+def claiming(
+    defects: Iterable[Defect], cell: Cell, pins: Mapping[str, str], corrections: Sequence[str]
+) -> tuple[Defect, ...]:
+    return tuple(defect for defect in defects if claims(defect, cell, pins, corrections))
+
+
+def active(defect: Defect, position: int, step: Step) -> bool:
+    """Whether the symptom shows in this step; positions count from 0, `from:N` counts from 1 as reports do."""
+    when = defect.symptom.steps
+    if when == "first":
+        return position == 0
+    if when == "scale_raise":
+        before, after = step.loss_scale_before, step.loss_scale_after
+        return before is not None and after is not None and after > before
+    if when.startswith("from:"):
+        return position + 1 >= int(when.removeprefix("from:"))
+    return True
+
+
+def prediction(
+    name: Name, entries: Sequence[Defect], position: int, step: Step, check: Check
+) -> tuple[Prediction, tuple[Defect, ...]] | None:
+    """What the entries make of this check and which of them do; None where none of them says anything about it."""
+    about = tuple(entry for entry in entries if name in entry.symptom.effects and active(entry, position, step))
+    if not about:
+        return None
+    usual = check.tolerance or 0.0
+    tolerance = max(usual if entry.tolerance is None else entry.tolerance for entry in about)
+    return predict(name, [entry.symptom.effects[name] for entry in about], step, tolerance), about
+
+
+def _exception_explained(entries: Sequence[Defect], exception: ExceptionRecord | None) -> bool:
+    patterns = [entry.symptom.raises for entry in entries if entry.symptom.raises is not None]
+    if exception is None:
+        return not patterns
+    return bool(patterns) and all(re.search(pattern, exception.message) for pattern in patterns)
+
+
+def explains(entries: Sequence[Defect], measured: Measured) -> bool:
+    """Whether every check of every step, and the exception or its absence, is what the entries together predict."""
+    if not _exception_explained(entries, measured.exception):
+        return False
+    for position, (step, checks) in enumerate(zip(measured.steps, measured.checks, strict=True)):
+        for name, check in checks.items():
+            if check.ok is None:
+                continue
+            predicted = prediction(name, entries, position, step, check)
+            if not (check.ok if predicted is None else predicted[0].ok):
+                return False
+    return True
+
+
+def explain(entries: Sequence[Defect], measured: Measured) -> Explanation | None:
+    """The largest set of entries that explains the cell and needs each of its members; None where none does."""
+    verdicts: dict[tuple[str, ...], bool] = {}
+
+    def holds(subset: tuple[Defect, ...]) -> bool:
+        key = tuple(entry.id for entry in subset)
+        if key not in verdicts:
+            verdicts[key] = explains(subset, measured)
+        return verdicts[key]
+
+    for size in range(len(entries), -1, -1):
+        for subset in itertools.combinations(entries, size):
+            if holds(subset) and not any(holds(_without(subset, entry)) for entry in subset):
+                return _sorted_out(entries, subset, measured, holds)
+    return None
+
+
+def _without(subset: tuple[Defect, ...], entry: Defect) -> tuple[Defect, ...]:
+    return tuple(other for other in subset if other is not entry)
+
+
+def _sorted_out(
+    entries: Sequence[Defect],
+    shown: tuple[Defect, ...],
+    measured: Measured,
+    holds: Callable[[tuple[Defect, ...]], bool],
+) -> Explanation:
+    rest = tuple(entry for entry in entries if entry not in shown)
+    # A crash leaves numbers unmeasured; what they would have shown is not known, so it is not called mended.
+    hidden = tuple(entry for entry in rest if measured.exception is not None and entry.symptom.raises is None)
+    absent = tuple(entry for entry in rest if entry not in hidden)
+    ambiguous = tuple(
+        entry for entry in absent if holds(tuple(other for other in entries if other in shown or other is entry))
+    )
+    return Explanation(shown, absent, ambiguous, hidden)
