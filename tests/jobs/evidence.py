@@ -176,13 +176,13 @@ class Evidence:
     schema: int = SCHEMA
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 def to_json(evidence: Evidence) -> str:
     """One line of JSON, keys sorted, without a newline at the end."""
-    return json.dumps(_plain(evidence), allow_nan=False, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(plain(evidence), allow_nan=False, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def append(path: Path, evidence: Evidence) -> None:

@@ -1,0 +1,145 @@
+"""A case straight through deepspeed.initialize: what each rank runs.
+
+Fast, and without a trainer in between: the engine, a torch optimizer and a workload. Everything the rank sees is
+recorded; an exception in training or in the workload's code is recorded as well and is no failure of the rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import linecache
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from tests.jobs import ds_config, loss_scaling, plain_optimizer, shims
+from tests.jobs.launcher import RankContext
+from tests.jobs.recorder import Recorder
+from tests.jobs.registry import user_files, workload_for
+
+COLLECTIVE_TIMEOUT_S = 45
+
+
+def assert_preloaded() -> None:
+    """The server's imports must be whole and single-threaded (multiprocessing swallows an ImportError there)."""
+    from tests.jobs import preload
+
+    if not getattr(preload, "READY", False) or preload.THREADS != 1:
+        raise RuntimeError(
+            f"the rank server is not ready: {getattr(preload, 'THREADS', 0)} threads at the end of its imports "
+            "(expected 1), or an import of the stack failed"
+        )
+
+
+def init_distributed(context: RankContext, communication: str) -> None:
+    """Rendezvous by a file in the case's own folder: no port, no other case can answer."""
+    deepspeed.init_distributed(
+        dist_backend=communication,
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        init_method=context.rendezvous,
+        rank=context.rank,
+        world_size=context.world_size,
+    )
+
+
+def configuration(case: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The case's DeepSpeed configuration, or the user's own with the case's batch size where that says "auto"."""
+    config = ds_config.engine_config(
+        stage=int(case["zero_stage"]),
+        dtype=case["dtype"],
+        accumulation=int(case.get("gradient_accumulation_steps", 1)),
+        micro_batch_size=1,
+        hidden_size=64,
+        gradient_clipping=payload.get("clip"),
+        fp16=loss_scaling.fp16_section(case),
+    )
+    own = payload.get("ds_config")
+    if own:
+        config = ds_config.resolved(own, config)
+    return config
+
+
+def train(context: RankContext) -> None:
+    """Body of a rank of an engine case; writes the rank's record."""
+    assert_preloaded()
+    payload = context.payload
+    case: Mapping[str, Any] = payload["case"]
+    backend: Mapping[str, Any] = payload["backend"]
+    accelerator = get_accelerator()
+    if accelerator.device_name() != backend["accelerator"]:
+        raise RuntimeError(
+            f"wrong accelerator: DeepSpeed chose {accelerator.device_name()!r}, the backend {backend['id']} "
+            f"needs {backend['accelerator']!r}"
+        )
+    applied = shims.apply_common(backend["accelerator"])
+    if case["dtype"] == "fp16":
+        applied += shims.allow_fp16(accelerator)
+    workload = workload_for(payload)
+    recorder = Recorder(context.rank)
+    where = "setup"
+    try:
+        init_distributed(context, backend["communication"])
+        config = configuration(case, payload)
+        model = workload.build_on_rank(config)
+        settings = plain_optimizer.settings(case)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = plain_optimizer.build(parameters, settings)
+        if case.get("optimizer") == "fused":
+            applied += shims.stand_in_for_fused(type(optimizer))
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=parameters, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        workload.after_initialize(engine)
+        engine.train()
+        recorder.attach(engine)
+        old_logprobs: dict[int, torch.Tensor] = {}
+        iterations = int(case.get("num_iterations", 1))
+        accumulation = engine.gradient_accumulation_steps()
+        for step in range(workload.steps()):
+            for index in range(accumulation):
+                batch = workload.micro_batch(context.rank, step, index)
+                if iterations > 1 and step % iterations:
+                    batch["old_logprobs"] = old_logprobs[index]
+                on_device = {k: v.to(engine.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+                with recorder.timed():
+                    where = f"forward, step {step}, micro-batch {index}"
+                    loss, logprobs = workload.loss(engine, on_device)
+                    with recorder.untimed():
+                        recorder.micro_batch(batch, loss, logprobs)
+                    if logprobs is not None and step % iterations == 0:
+                        old_logprobs[index] = logprobs.detach().float().cpu().clone()
+                    where = f"backward, step {step}, micro-batch {index}"
+                    engine.backward(loss)
+                    where = f"step, step {step}"
+                    engine.step()
+    except Exception as error:  # reason: what training or user code raises is evidence, whatever it is
+        traceback.print_exc()
+        recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload))
+    recorder.save(context.record_path, device=accelerator.device_name(), shims=applied)
+
+
+
+def describe(error: BaseException, where: str, rank: int, files: tuple[Path, ...]) -> dict[str, Any]:
+    """An exception as evidence data; user_frame is the innermost frame in one of the user's own files."""
+    frame = None
+    for entry in traceback.extract_tb(error.__traceback__):
+        if Path(entry.filename).resolve() in files:
+            line = linecache.getline(entry.filename, entry.lineno or 0).strip()
+            frame = f"{Path(entry.filename).name}:{entry.lineno} in {entry.name}: {line}"
+    return {
+        "type": type(error).__name__,
+        "message": str(error)[:4000],
+        "user_frame": frame,
+        "remedy": None,
+        "where": where,
+        "rank": rank,
+        "at": time.time(),
+    }

@@ -1,0 +1,52 @@
+"""Imported once by the server that ranks are forked from: the stack, then everything frozen out of the collector.
+
+multiprocessing's server swallows ImportError, so each rank asserts `READY` and the number of threads that were
+running at the end of the import (OpenMP or Arrow threads would be lost in the fork and hang the rank).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+
+FAILED: dict[str, str] = {}
+"""What could not be imported, with the reason: optional parts of a stack (trl in an engine-only one) end here."""
+
+import torch  # noqa: E402  # reason: FAILED is filled below and documented above
+
+torch.set_num_threads(1)
+
+import deepspeed  # noqa: E402, F401  # reason: imported for the forks
+import deepspeed.runtime.engine  # noqa: E402  # reason: imported for the forks
+import transformers  # noqa: E402, F401  # reason: imported for the forks
+
+for _name in ("peft", "accelerate", "datasets", "trl"):
+    try:
+        __import__(_name)
+    except ImportError as _error:
+        FAILED[_name] = str(_error)
+
+# Lazy modules whose first access inside a rank would cost every case its import again.
+for _lazy in (
+    "torch._dynamo",
+    "torch._inductor.utils",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.trainer",
+    "transformers.integrations.deepspeed",
+    "peft.tuners.lora",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.fp16.unfused_optimizer",
+    "deepspeed.runtime.fp16.fused_optimizer",
+    "trl.trainer.grpo_trainer",
+):
+    with contextlib.suppress(ImportError):
+        __import__(_lazy)
+
+READY = True
+THREADS = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+gc.collect()
+gc.freeze()

@@ -1,0 +1,383 @@
+"""The reference: every optimizer step computed again by plain PyTorch in one process, and the engine's error in it.
+
+Teacher-forced: each step starts from the case's own measured fp32 masters (the first from the seeded weights, so that
+faults at initialisation are seen), casts them to the case's dtype, runs the forward in that dtype and accumulates
+gradients in fp32. It takes the seed, the masters, the moments and the recorded micro-batches; it reads no gradient,
+norm, learning rate or step count of the engine, except the used gradient in the update check and the loss scale in
+fp16. It records what known defects would make of the step (`Alternative`) as it goes. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tests.jobs import loss_scaling, plain_optimizer, shims
+from tests.jobs.evidence import Alternative, Gram, Step, TensorError
+from tests.jobs.recorder import MicroBatch, RankRecord, StepRecord
+from tests.jobs.workload import DTYPES, Workload, seed_weights
+
+Tensors = dict[str, torch.Tensor]
+CLIP_EPSILON = 1e-6
+WORST = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradients of one optimizer step, fp32 by parameter name; None where no micro-batch gave one.
+
+    mean: over ranks and micro-batches. last: what the last micro-batch of each rank alone contributes to it.
+    loss: mean loss. loss_error, logprob_error: see Step. clip_share: share of tokens at which the ratio clip bound.
+    """
+
+    mean: dict[str, torch.Tensor | None]
+    last: dict[str, torch.Tensor | None]
+    loss: float
+    loss_error: float
+    logprob_error: float | None
+
+
+def norm(tensors: Mapping[str, torch.Tensor | None]) -> float:
+    """Global L2 norm in fp64; a None counts as zeros."""
+    return math.sqrt(sum(float(t.double().pow(2).sum()) for t in tensors.values() if t is not None))
+
+
+def clip_coefficient(true_norm: float, clip: float | None) -> float:
+    """What the gradient is multiplied by: min(1, clip / (norm + 1e-6)), and 1 where clipping is unset or 0."""
+    if not clip or not math.isfinite(true_norm):
+        return 1.0
+    return min(1.0, clip / (true_norm + CLIP_EPSILON))
+
+
+def scaled(tensors: Mapping[str, torch.Tensor | None], factor: float) -> dict[str, torch.Tensor | None]:
+    """Every tensor times a factor."""
+    return {name: None if t is None else t * factor for name, t in tensors.items()}
+
+
+def gradients(
+    model: torch.nn.Module,
+    workload: Workload,
+    micro_batches: Sequence[Sequence[MicroBatch]],
+    scale: float = 1.0,
+) -> Gradients:
+    """Gradients of the model's trainable parameters for recorded micro-batches, [rank][index].
+
+    The model holds the step's weights in the case's dtype. scale: the loss scale of fp16, divided out in fp32 again.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total: dict[str, torch.Tensor | None] = dict.fromkeys(names)
+    last: dict[str, torch.Tensor | None] = dict.fromkeys(names)
+    count = sum(len(batches) for batches in micro_batches)
+    loss_sum = loss_error = 0.0
+    logprob_error: float | None = None
+    for batches in micro_batches:
+        for index, batch in enumerate(batches):
+            loss, logprobs = workload.loss(model, batch.inputs)
+            value = float(loss.detach())
+            loss_sum += value / count
+            loss_error = max(loss_error, _distance(batch.loss, value))
+            if logprobs is not None and batch.logprobs is not None:
+                mask = batch.inputs["completion_mask"].bool()
+                logprob_error = max(
+                    logprob_error or 0.0, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask])
+                )
+            found = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
+            for name, gradient in zip(names, found, strict=True):
+                if gradient is None:
+                    continue
+                part = gradient.detach().float() / (scale * count)
+                held = total[name]
+                total[name] = part if held is None else held + part
+                if index == len(batches) - 1:
+                    held = last[name]
+                    last[name] = part if held is None else held + part
+    return Gradients(total, last, loss_sum, loss_error, logprob_error)
+
+
+def _distance(measured: float, expected: float) -> float:
+    return abs(measured - expected) / max(1.0, abs(expected)) if math.isfinite(measured) else math.inf
+
+
+def _largest(difference: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((difference.abs() / expected.detach().float().abs().clamp(min=1.0)).max())
+
+
+def model_at(workload: Workload, masters: Tensors | None) -> torch.nn.Module:
+    """The plain model in the case's dtype with these masters cast into it; the seeded weights where there are none."""
+    model = workload.build()
+    seed_weights(model, workload)
+    if masters is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in masters:
+                    parameter.copy_(masters[name].view_as(parameter))
+    model = model.to(DTYPES[workload.case["dtype"]])
+    model.train()
+    return model
+
+
+def first_norm(workload: Workload, world_size: int, accumulation: int) -> float:
+    """True gradient norm of the first optimizer step from the seeded weights: what clipping variants refer to."""
+    model = model_at(workload, None)
+    batches = [
+        [MicroBatch(workload.micro_batch(rank, 0, index), 0.0, None) for index in range(accumulation)]
+        for rank in range(world_size)
+    ]
+    with shims.plain_linear():
+        return norm(gradients(model, workload, batches, _first_scale(workload)).mean)
+
+
+def _first_scale(workload: Workload) -> float:
+    return 1024.0 if workload.case["dtype"] == "fp16" else 1.0
+
+
+def assembled(
+    records: Sequence[StepRecord], shapes: Mapping[str, tuple[int, ...]], attribute: str
+) -> tuple[Tensors, set[str], list[str]]:
+    """(full fp32 tensors by name, names of which some elements are missing, names on which ranks differ bitwise).
+
+    attribute: "master_before", "master_after", "used" or a moment's name; missing elements are 0.
+    """
+    full = {name: torch.zeros(math.prod(shape)) for name, shape in shapes.items()}
+    seen = {name: torch.zeros(math.prod(shape), dtype=torch.bool) for name, shape in shapes.items()}
+    differing = set()
+    for record in records:
+        for piece in record.pieces:
+            value = piece.moments.get(attribute) if attribute in _MOMENTS else getattr(piece, attribute)
+            if value is None:
+                continue
+            span = slice(piece.start, piece.start + value.numel())
+            known = seen[piece.name][span]
+            if not torch.equal(full[piece.name][span][known], value[known]):
+                differing.add(piece.name)
+            full[piece.name][span] = value
+            seen[piece.name][span] = True
+    missing = {name for name, mask in seen.items() if not bool(mask.all())}
+    return {name: value.view(shapes[name]) for name, value in full.items()}, missing, sorted(differing)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
+def steps(workload: Workload, ranks: Sequence[RankRecord], clip: float | None) -> Iterator[Step]:
+    """Evidence of every optimizer step that all ranks recorded. clip: the clip value, None where unset."""
+    with shims.plain_linear():
+        yield from _Referee(workload, ranks, clip).steps()
+
+
+class _Referee:
+    """Walks the steps in order; holds what an alternative needs of earlier steps."""
+
+    def __init__(self, workload: Workload, ranks: Sequence[RankRecord], clip: float | None) -> None:
+        self.workload = workload
+        self.ranks = ranks
+        self.clip = clip
+        self.shapes = ranks[0].shapes
+        self.settings = plain_optimizer.settings(workload.case)
+        self.dtype = DTYPES[workload.case["dtype"]]
+        self.all_so_far: dict[str, torch.Tensor | None] = {}
+        self.previous: dict[str, torch.Tensor | None] = {}
+        self.overflows: list[bool] = []
+
+    def steps(self) -> Iterator[Step]:
+        for index in range(min(len(rank.steps) for rank in self.ranks)):
+            yield self._step(index, [rank.steps[index] for rank in self.ranks])
+
+    def _step(self, index: int, records: Sequence[StepRecord]) -> Step:
+        violations = sorted({violation for record in records for violation in record.violations})
+        before, lacking, differing = assembled(records, self.shapes, "master_before")
+        violations += [f"{name}: no master holds all of it" for name in sorted(lacking)]
+        violations += [f"{name}: ranks hold different masters" for name in differing]
+        model = model_at(self.workload, before if index else None)
+        if index == 0:
+            violations += self._initial(model, before)
+        fp16 = self.workload.case["dtype"] == "fp16"
+        scale_before = records[0].loss_scale_before
+        batches = [record.micro_batches for record in records]
+        truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
+        overflow = any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
+        self.overflows.append(overflow)
+        used, unhanded, differing = assembled(records, self.shapes, "used")
+        violations += [f"{name}: ranks were handed different gradients" for name in differing]
+        after, _, _ = assembled(records, self.shapes, "master_after")
+        violations += self._weights(records, after)
+        step = Step(
+            index=index,
+            loss=truth.loss,
+            loss_error=truth.loss_error,
+            logprob_error=truth.logprob_error,
+            lr=self.settings.lr,
+            loss_scale_before=scale_before,
+            loss_scale_after=records[0].loss_scale_after,
+            loss_scale_expected=loss_scaling.expected(
+                self.workload.case, self.ranks[0].wrapper, scale_before, self.overflows
+            ),
+            overflow=overflow,
+            grad_norm_reported=tuple(record.grad_norm_reported for record in records),
+            not_judged={} if fp16 else {"loss_scale": f"{self.workload.case['dtype']} has no loss scale"},
+        )
+        if overflow:
+            return self._overflowed(step, before, after, violations)
+        true_norm = norm(truth.mean)
+        wanted = scaled(truth.mean, clip_coefficient(true_norm, self.clip))
+        errors = tensor_errors(used, wanted)
+        moments = {key: assembled(records, self.shapes, key)[0] for key in ("exp_avg", "exp_avg_sq")}
+        update_errors = self._update_errors(before, after, used, unhanded, moments, index)
+        step = dataclasses.replace(
+            step,
+            grad_norm_true=true_norm,
+            grad_norm_wanted=norm(wanted),
+            grad_norm_used=norm(used),
+            gradient_error=max(errors.values(), default=0.0),
+            update_error=max(update_errors.values(), default=0.0),
+            consistency=tuple(violations + self._lora(truth.mean, used)),
+            tensors=_worst(errors, update_errors),
+            alternatives=self._alternatives(
+                truth, used, batches, model, (before, after, unhanded, moments), index
+            ),
+        )
+        self.previous = truth.mean
+        return step
+
+    def _overflowed(self, step: Step, before: Tensors, after: Tensors, violations: list[str]) -> Step:
+        moved = [f"{n}: moved on an overflow step" for n in before if not torch.equal(before[n], after[n])]
+        reason = "overflow step: the reported norm is recorded, nothing may move"
+        return dataclasses.replace(
+            step,
+            consistency=tuple(violations + moved),
+            not_judged={**step.not_judged, **dict.fromkeys(("reported_norm", "gradient_used", "update"), reason)},
+        )
+
+    def _initial(self, model: torch.nn.Module, masters: Tensors) -> list[str]:
+        seeded = dict(model.named_parameters())
+        return [
+            f"{name}: the initial master is not the seeded weight"
+            for name, master in masters.items()
+            if not torch.equal(master, seeded[name].detach().float().view_as(master))
+        ]
+
+    def _weights(self, records: Sequence[StepRecord], masters: Tensors) -> list[str]:
+        found = set()
+        for record in records:
+            for name, (start, weight) in record.weights.items():
+                cast = masters[name].reshape(-1)[start : start + weight.numel()].to(self.dtype)
+                if not torch.equal(weight.to(self.dtype), cast):
+                    found.add(f"{name}: the weight computed with is not the cast master")
+        return sorted(found)
+
+    def _lora(self, truth: Mapping[str, torch.Tensor | None], used: Tensors) -> list[str]:
+        """With B = 0 the gradient of A is 0, bitwise, while B has not moved: in the first step."""
+        if self.workload.case.get("lora_b") != "zero" or self.previous:
+            return []
+        return [
+            f"{name}: gradient of A is not bitwise 0 although B is 0"
+            for name in truth
+            if ".lora_A." in name and bool(used[name].any())
+        ]
+
+    def _update_errors(
+        self,
+        before: Tensors,
+        after: Tensors,
+        used: Tensors,
+        unhanded: set[str],
+        moments: Mapping[str, Tensors],
+        steps_before: int,
+    ) -> dict[str, float]:
+        """By tensor: largest (|measured - plain| - one ulp of the master), over the step's largest plain update."""
+        expected = {
+            name: plain_optimizer.stepped(
+                before[name],
+                None if name in unhanded and self.settings.kind == "sgd" else used[name],
+                {key: moments[key][name] for key in moments},
+                steps_before,
+                self.settings,
+            )
+            for name in before
+        }
+        largest = max(float((expected[name] - before[name]).abs().max()) for name in before)
+        errors = {}
+        for name in before:
+            ulp = torch.nextafter(expected[name].abs(), torch.tensor(math.inf)) - expected[name].abs()
+            excess = float(((after[name] - expected[name]).abs() - ulp).clamp(min=0).max())
+            errors[name] = excess / largest if largest else (math.inf if excess else 0.0)
+        return errors
+
+    def _alternatives(
+        self,
+        truth: Gradients,
+        used: Tensors,
+        batches: Sequence[Sequence[MicroBatch]],
+        model: torch.nn.Module,
+        update: tuple[Tensors, Tensors, set[str], Mapping[str, Tensors]],
+        index: int,
+    ) -> dict[str, Alternative]:
+        for name, gradient in truth.mean.items():
+            held = self.all_so_far.get(name)
+            self.all_so_far[name] = gradient if held is None else held if gradient is None else held + gradient
+        found = {
+            "truth": self._alternative(truth.mean, used),
+            "unclipped": Alternative(reported_norm=norm(truth.mean), gradient=grams(used, truth.mean)),
+        }
+        if max(len(of_rank) for of_rank in batches) > 1:
+            found["last_micro_batch"] = self._alternative(truth.last, used)
+        if index:
+            found["all_steps_so_far"] = self._alternative(dict(self.all_so_far), used)
+        stale = {name: self.previous.get(name) for name, gradient in truth.mean.items() if gradient is None}
+        if any(gradient is not None for gradient in stale.values()):
+            found["previous_step"] = self._alternative({**truth.mean, **stale}, used)
+        experts = {name for name in truth.mean if self.workload.is_expert(name)}
+        if experts:
+            shared = norm({name: gradient for name, gradient in truth.mean.items() if name not in experts})
+            wanted = scaled(truth.mean, clip_coefficient(shared, self.clip))
+            found["without_experts"] = Alternative(reported_norm=shared, gradient=grams(used, wanted))
+        if self.settings.kind == "adamw":
+            before, after, unhanded, moments = update
+            ahead = self._update_errors(before, after, used, unhanded, moments, index + 1)
+            found["step_count_plus_one"] = Alternative(update_error=max(ahead.values(), default=0.0))
+        for name, workload in self.workload.alternatives().items():
+            other = gradients(model, workload, batches)
+            found[name] = dataclasses.replace(
+                self._alternative(other.mean, used), forward_error=max(other.loss_error, other.logprob_error or 0.0)
+            )
+        return found
+
+    def _alternative(self, gradient: Mapping[str, torch.Tensor | None], used: Tensors) -> Alternative:
+        reported = norm(gradient)
+        return Alternative(
+            reported_norm=reported, gradient=grams(used, scaled(gradient, clip_coefficient(reported, self.clip)))
+        )
+
+
+def grams(used: Tensors, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Gram]:
+    """Inner products of the used gradient with a wanted one, by tensor."""
+    found = {}
+    for name, gradient in used.items():
+        g = gradient.double().reshape(-1)
+        r = wanted.get(name)
+        flat = torch.zeros_like(g) if r is None else r.double().reshape(-1)
+        found[name] = Gram(float(g @ g), float(g @ flat), float(flat @ flat))
+    return found
+
+
+def tensor_errors(used: Tensors, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, float]:
+    """By tensor: |g - r| / max(|r|, |r_all| / sqrt(number of tensors)), fp64; 0 where all are 0."""
+    floor = norm(wanted) / math.sqrt(max(1, len(used)))
+    errors = {}
+    for name, gradient in used.items():
+        r = wanted.get(name)
+        expected = torch.zeros_like(gradient) if r is None else r.view_as(gradient)
+        difference = float((gradient.double() - expected.double()).norm())
+        size = max(float(expected.double().norm()), floor)
+        errors[name] = difference / size if size else (math.inf if difference else 0.0)
+    return errors
+
+
+def _worst(gradient_errors: Mapping[str, float], update_errors: Mapping[str, float]) -> tuple[TensorError, ...]:
+    order = sorted(gradient_errors, key=lambda name: -max(gradient_errors[name], update_errors.get(name, 0.0)))
+    return tuple(TensorError(name, gradient_errors[name], update_errors.get(name)) for name in order[:WORST])
