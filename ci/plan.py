@@ -105,6 +105,12 @@ class Plan:
         """The cells that these pins let run."""
         return tuple(cell for cell in self.cells if cell.gated is None)
 
+    def require_runnable(self) -> None:
+        """Raise NothingToRun where the pins let no cell run: such a run would be green and test nothing."""
+        if not self.runnable:
+            reasons = _unique(cell.gated for cell in self.cells if cell.gated is not None)
+            raise NothingToRun(f"no cell can run with these pins: {'; '.join(reasons)}")
+
 
 def make_plan(matrix: Matrix, selection: Selection) -> Plan:
     """All cells selected, gated ones with their reason. UsageError or NothingToRun where there are none."""

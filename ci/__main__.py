@@ -1,0 +1,75 @@
+"""`python -m ci COMMAND`: finds the command's module, runs it, and turns every error into one message and its code.
+
+Only the module of the command asked for is imported, so that `plan` does not wait for the Docker SDK.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+import ci.commands
+from ci.errors import CiError, ExitCode, Interrupted, UsageError, choices
+
+NOT_COMMANDS = ("options",)
+
+RESERVED = ("advice", "audit", "bisect", "mutants", "survey", "sweep", "watch")
+"""Commands that have a name and no code yet."""
+
+
+def commands() -> dict[str, str]:
+    """Every command there is, with its module."""
+    found = (module.name for module in pkgutil.iter_modules(ci.commands.__path__))
+    return {name.replace("_", "-"): f"ci.commands.{name}" for name in found if name not in NOT_COMMANDS}
+
+
+def run(arguments: Sequence[str]) -> ExitCode:
+    """One command line, from words to exit code."""
+    known = commands()
+    name = arguments[0] if arguments else "--help"
+    app = typer.Typer(
+        name="ci", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+    app.callback(help="Does this pin of DeepSpeed and transformers train correctly on this hardware?")(_nothing)
+    if name in ("--help", "-h"):
+        arguments, wanted = ["--help"], list(known)
+    elif name in known:
+        wanted = [name]
+    elif name in RESERVED:
+        raise UsageError(f"`{name}` is reserved: this release does not have it yet; {choices(name, known)}")
+    else:
+        raise UsageError(f"unknown command {name!r}; {choices(name, known)}")
+    for command in wanted:
+        function: Callable[..., Any] = importlib.import_module(known[command]).main
+        app.command(name=command)(function)
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="python -m ci", standalone_mode=False)
+    except TyperException as error:
+        raise UsageError(error.format_message()) from error
+    except (Abort, KeyboardInterrupt) as error:
+        raise Interrupted from error
+    return ExitCode(code or 0)
+
+
+def _nothing() -> None:
+    """Makes Typer keep the command's name even where only one is registered."""
+
+
+def main() -> None:
+    """Entry point: never a traceback for an error that was expected."""
+    try:
+        code = run(sys.argv[1:])
+    except CiError as error:
+        print(error.message, file=sys.stderr)
+        code = error.exit_code
+    sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    main()

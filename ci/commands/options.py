@@ -1,0 +1,116 @@
+"""The options that select cells, declared once for `plan`, `run` and whatever else selects.
+
+`selection` turns them into a `ci.plan.Selection`; options of the contract whose code is still to come are refused
+here with one sentence, so that no command can half support them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ci.errors import UsageError
+from ci.installed import host_python, installed_packages
+from ci.plan import CURRENT, DEFAULT_BACKEND, DEFAULT_LANE, Selection
+
+__all__ = ["DEFAULT_BACKEND", "DEFAULT_LANE"]
+
+
+class RuntimeName(StrEnum):
+    """Where a job's process runs."""
+
+    DOCKER = "docker"
+    VENV = "venv"
+    HOST = "host"
+
+
+class Corrections(StrEnum):
+    """Whether affected releases are corrected."""
+
+    OFF = "off"
+    ON = "on"
+    BOTH = "both"
+
+
+Backend = Annotated[str, typer.Option("--backend", metavar="ID", help="cpu, cuda or npu.")]
+Lane = Annotated[str, typer.Option("--lane", metavar="ID", help="Which cells: pull-request, nightly or weekly.")]
+Stacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stack", metavar="ID", help="Replaces the lane's stacks; repeatable. `current`: what the interpreter has."
+    ),
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="PKG=VERSION|WHEEL|PATH", help="Replace one pin for this run; repeatable."),
+]
+Jobs = Annotated[list[str] | None, typer.Option("--job", metavar="ID", help="Only this job; repeatable.")]
+Cases = Annotated[
+    list[str] | None,
+    typer.Option("--case", metavar="KEY=VALUE[,KEY=VALUE]", help="Only these cases; comma is and, repeating is or."),
+]
+Runtime = Annotated[
+    RuntimeName | None, typer.Option("--runtime", help="Default: docker if an engine answers, else venv.")
+]
+Python = Annotated[str | None, typer.Option("--python", metavar="EXE", help="The interpreter of --runtime host.")]
+CorrectionsChoice = Annotated[Corrections, typer.Option("--corrections", help="Only `off` so far.")]
+WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help="For cells that do not fix it.")]
+Devices = Annotated[str | None, typer.Option("--devices", metavar="0,1", help="Reserved.")]
+Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equal parts.")]
+Adapter = Annotated[
+    str | None, typer.Option("--adapter", metavar="FILE.py:CLASS", help="Your own module in zero3-custom-adapter.")
+]
+DsConfig = Annotated[
+    Path | None, typer.Option("--ds-config", metavar="FILE.json", help="Your own DeepSpeed configuration, as a case.")
+]
+
+
+def selection(
+    *,
+    backend: str,
+    lane: str,
+    stacks: list[str] | None,
+    replacements: list[str] | None,
+    jobs: list[str] | None,
+    cases: list[str] | None,
+    runtime: RuntimeName | None,
+    python: str | None,
+    corrections: Corrections,
+    world_size: int | None,
+    devices: str | None,
+    shard: str | None,
+    adapter: str | None,
+    ds_config: Path | None,
+) -> Selection:
+    """The options as a Selection. Looks into the given interpreter where `current` asks for it."""
+    if corrections is not Corrections.OFF:
+        raise UsageError(f"--corrections {corrections} is reserved: this release has no corrections yet; leave it off")
+    if devices is not None:
+        raise UsageError("--devices is reserved: this release has no backend with devices yet; leave it out")
+    if python is not None and runtime is not RuntimeName.HOST:
+        raise UsageError("--python names the interpreter of --runtime host; give both")
+    installed = None
+    if stacks and CURRENT in stacks and runtime is RuntimeName.HOST:
+        installed = installed_packages(host_python(python))
+    repeat: list[str] = []
+    if runtime is not None:
+        repeat += ["--runtime", runtime]
+    if python is not None:
+        repeat += ["--python", python]
+    return Selection(
+        backend=backend,
+        lane=lane,
+        stacks=tuple(stacks or ()),
+        jobs=tuple(jobs or ()),
+        cases=tuple(cases or ()),
+        replacements=tuple(replacements or ()),
+        world_size=world_size,
+        shard=shard,
+        adapter=adapter,
+        ds_config=ds_config,
+        current=installed,
+        repeat=tuple(repeat),
+    )

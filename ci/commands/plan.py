@@ -1,0 +1,108 @@
+"""`plan`: which cells a command line selects, without running any."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ci.commands import options
+from ci.errors import ExitCode
+from ci.matrix import load
+from ci.plan import Plan, make_plan
+
+
+def main(
+    backend: options.Backend = options.DEFAULT_BACKEND,
+    lane: options.Lane = options.DEFAULT_LANE,
+    stack: options.Stacks = None,
+    with_: options.With = None,
+    job: options.Jobs = None,
+    case: options.Cases = None,
+    runtime: options.Runtime = None,
+    python: options.Python = None,
+    corrections: options.CorrectionsChoice = options.Corrections.OFF,
+    world_size: options.WorldSize = None,
+    devices: options.Devices = None,
+    shard: options.Shard = None,
+    adapter: options.Adapter = None,
+    ds_config: options.DsConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
+    github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix: one entry per stack.")] = False,
+) -> ExitCode:
+    """Print the cells that the same options of `run` would run."""
+    chosen = options.selection(
+        backend=backend,
+        lane=lane,
+        stacks=stack,
+        replacements=with_,
+        jobs=job,
+        cases=case,
+        runtime=runtime,
+        python=python,
+        corrections=corrections,
+        world_size=world_size,
+        devices=devices,
+        shard=shard,
+        adapter=adapter,
+        ds_config=ds_config,
+    )
+    plan = make_plan(load(), chosen)
+    if github:
+        print(json.dumps(github_matrix(plan), separators=(",", ":")))
+    elif as_json:
+        print(json.dumps(as_data(plan), indent=1))
+    else:
+        print_table(plan)
+    plan.require_runnable()
+    return ExitCode.OK
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data."""
+    return {
+        "schema": 1,
+        "backend": plan.backend,
+        "lane": plan.lane,
+        "stacks": {stack.id: dict(stack.pins) for stack in plan.stacks.values()},
+        "cells": [dataclasses.asdict(cell) for cell in plan.cells],
+    }
+
+
+def github_matrix(plan: Plan) -> dict[str, Any]:
+    """What a workflow's `strategy: matrix: ${{ fromJSON(...) }}` takes: a job for each stack that has work."""
+    counts: dict[str, int] = {}
+    for cell in plan.runnable:
+        counts[cell.stack] = counts.get(cell.stack, 0) + 1
+    return {
+        "include": [
+            {"backend": plan.backend, "lane": plan.lane, "stack": stack, "cells": count}
+            for stack, count in counts.items()
+        ]
+    }
+
+
+def print_table(plan: Plan) -> None:
+    """One line a cell; plain lines where the output is no terminal, so that grep and cut work."""
+    if not sys.stdout.isatty():
+        for cell in plan.cells:
+            print(cell.id if cell.gated is None else f"{cell.id}\tnot run: {cell.gated}")
+    else:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("cell", overflow="fold")
+        table.add_column("ranks", justify="right")
+        table.add_column("not run because")
+        for cell in plan.cells:
+            table.add_row(cell.id, str(cell.world_size), cell.gated or "")
+        Console().print(table)
+    gated = len(plan.cells) - len(plan.runnable)
+    stacks = ", ".join(plan.stacks)
+    print(f"{len(plan.cells)} cells on {stacks}; {gated} not run", file=sys.stderr)
+    for stack in plan.stacks.values():
+        if stack.nearest is not None:
+            print(f"{stack.id}: nearest shipped stack is {stack.nearest}", file=sys.stderr)
