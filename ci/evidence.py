@@ -174,5 +174,6 @@ def read(path: Path) -> Reading:
     return Reading(by_cell, tuple(skipped))
 
 
-def json_schema() -> dict[str, Any]:
+def schema() -> dict[str, Any]:
+    """The JSON schema of one line of evidence.jsonl, committed in ci/schemas."""
     return Evidence.model_json_schema(by_alias=True)

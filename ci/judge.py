@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ci import ledger
@@ -127,8 +128,9 @@ def _incomplete(cell: Cell, evidence: Evidence, matrix: Matrix, pins: Mapping[st
         return f"ran on accelerator {evidence.accelerator}, expected {wanted}"
     if evidence.world_size != cell.world_size:
         return f"ran with {evidence.world_size} ranks, expected {cell.world_size}"
+    packages = {canonicalize_name(package): version for package, version in evidence.pins.items()}
     for package, version in sorted((pins or {}).items()):
-        installed = evidence.pins.get(package)
+        installed = packages.get(canonicalize_name(package))
         if not _same_version(installed, version):
             return f"{package} {installed or 'none'} is installed, the stack pins {version}"
     absent = [name for name in cell.corrections if name not in evidence.corrections]

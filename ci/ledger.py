@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from ci import cases
 from ci.checks import Prediction, predict
@@ -48,8 +49,10 @@ class Explanation:
 
 def affects(defect: Defect, pins: Mapping[str, str]) -> bool:
     """Whether all packages named are installed in an affected release; a development build counts by its version."""
+    installed = {canonicalize_name(package): version for package, version in pins.items()}
     return all(
-        package in pins and SpecifierSet(specifier).contains(pins[package], prereleases=True)
+        canonicalize_name(package) in installed
+        and SpecifierSet(specifier).contains(installed[canonicalize_name(package)], prereleases=True)
         for package, specifier in defect.affects.items()
     )
 

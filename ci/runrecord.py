@@ -191,5 +191,6 @@ def find(run: str, results: Path = Path("results")) -> Path:
     raise UsageError(f"{run}: no such run; looked for the folder {run} and for {results / run}.")
 
 
-def json_schema() -> dict[str, Any]:
+def schema() -> dict[str, Any]:
+    """The JSON schema of run.json, committed in ci/schemas."""
     return RunRecord.model_json_schema(by_alias=True, mode="serialization")
