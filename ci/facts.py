@@ -5,6 +5,7 @@ The doctor judges these facts, `cuda-zero` and `npu-zero` refuse by them, and ru
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -66,10 +67,8 @@ def local_wheels(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
 def hardware() -> dict[str, str | int | float | None]:
     """The part of the facts that a run's record keeps: what the numbers were measured on."""
     total = None
-    try:
+    with contextlib.suppress(OSError, ValueError):
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (1024 * 1024)
-    except (OSError, ValueError):
-        pass
     return {
         "machine": platform.machine(),
         "system": platform.system(),

@@ -37,7 +37,9 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
@@ -50,6 +52,12 @@ class Interrupts:
 
     def _raise_once(self) -> None:
         if self.received is not None and not self._raised:
+            self._raised = True
+            raise Interrupted(f"interrupted by {self.received}")
+
+    def check(self) -> None:
+        """Raise an interrupt that some library swallowed on its way here."""
+        if self.received is not None:
             self._raised = True
             raise Interrupted(f"interrupted by {self.received}")
 

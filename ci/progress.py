@@ -78,7 +78,9 @@ class ProgressView:
             self._task = self._live.add_task("starting", total=self._total, left="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -100,7 +102,9 @@ class ProgressView:
         self._estimate.finished(job, seconds)
         left = self._left() if self._done < self._total else ""
         line = f"[{self._done:>{len(str(self._total))}}/{self._total}] {cell}  {verdict}  {seconds:.1f} s"
-        self._console.print(line if self._live or not left else f"{line}, {left}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            line if self._live or not left else f"{line}, {left}", markup=False, highlight=False, soft_wrap=True
+        )
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=self._done, left=left)
 

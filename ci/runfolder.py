@@ -67,9 +67,6 @@ class RunFolder:
         with explained(out):
             path.mkdir(parents=True)
             (path / "logs").mkdir()
-            # A container's plain user writes here whatever its id is; run folders hold nothing secret.
-            for folder in (path, path / "logs"):
-                folder.chmod(0o777)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(lock, fcntl.LOCK_EX)
         space = free_mb(path)
@@ -77,7 +74,7 @@ class RunFolder:
             os.close(lock)
             shutil.rmtree(path, ignore_errors=True)
             raise EnvironmentUnavailable(
-                f"{out}: {space} MB free, {SPACE_TO_START_MB} MB needed for evidence and logs; --out DIR chooses another"
+                f"{out}: {space} MB free, {SPACE_TO_START_MB} MB needed for evidence; --out DIR chooses another place"
             )
         return cls(path, lock)
 

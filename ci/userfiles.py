@@ -1,4 +1,4 @@
-"""A user's own files (`--adapter`, `--ds-config`): looked at before anything is made, then copied into the run's folder.
+"""A user's own files (`--adapter`, `--ds-config`): looked at before anything is made, then copied into the run.
 
 The copy is what a container sees and what the run's record means later, whatever became of the original. The adapter
 is read as source only: it is imported in the stack, never in this program.

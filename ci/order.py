@@ -1,0 +1,56 @@
+"""order.json: what the host asks of a stack. The jobs read it with the standard library; nothing else crosses over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.matrix import Backend
+from ci.plan import Cell, PlannedStack
+
+SCHEMA = 1
+
+
+def build(
+    backend_id: str,
+    backend: Backend,
+    stack: PlannedStack,
+    cells: Sequence[Cell],
+    *,
+    adapter: str | None = None,
+    ds_config: str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The order for one stack. adapter ("FILE.py:Class") and ds_config are paths as seen inside the runtime."""
+    return {
+        "schema": SCHEMA,
+        "backend": {
+            "id": backend_id,
+            "accelerator": backend.accelerator,
+            "communication": backend.communication,
+            "start_method": backend.start_method,
+        },
+        "stack": {"id": stack.id, "pins": dict(stack.pins), "check_pins": stack.check_pins},
+        "cells": [
+            {
+                "id": cell.id,
+                "job": cell.job,
+                "case": dict(cell.case),
+                "world_size": cell.world_size,
+                "seed": seed,
+                "timeout_s": cell.timeout_s,
+                "corrections": list(cell.corrections),
+                "adapter": adapter,
+                "ds_config": ds_config,
+            }
+            for cell in cells
+        ],
+    }
+
+
+def write(path: Path, order: dict[str, Any]) -> None:
+    """Readable by the plain user of a container, whatever the umask here."""
+    path.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
+    path.chmod(0o644)
