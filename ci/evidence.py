@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 
 from ci.errors import UsageError
 
@@ -26,17 +27,23 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _written(value: float) -> float | str:
+    """Pydantic would write NaN and Infinity; the jobs, and hence everybody here, write Python's own words."""
+    return value if math.isfinite(value) else str(value)
+
+
 Number = Annotated[
     float,
     BeforeValidator(_number),
+    PlainSerializer(_written, when_used="json"),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}),
 ]
 
 
 class Record(BaseModel):
-    """Base of everything read or written here: unchangeable, no unknown field, nan and inf written as strings."""
+    """Base of everything read or written here: unchangeable, no unknown field."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Shim(Record):

@@ -9,12 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ci import matrix, runrecord
+from ci import evidence, matrix, runrecord
 from ci.errors import CiError, ExitCode
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 
-SOURCES: Mapping[str, Callable[[], dict[str, Any]]] = {"matrix": matrix.schema, "run": runrecord.json_schema}
+SOURCES: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "evidence": evidence.schema,
+    "matrix": matrix.schema,
+    "run": runrecord.schema,
+}
 """Schema -> what generates it from the models."""
 
 
