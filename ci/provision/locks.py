@@ -1,0 +1,136 @@
+"""The lock of a stack: every package by exact version and hash, made from the pins in matrix.yaml by `uv pip compile`.
+
+Two things keep a lock usable everywhere. It names no index and no host, so that a mirror, a folder of wheels or the
+public index can all serve it. And torch stands in it by exact version without a hash: the CPU build is published on
+PyTorch's own index and re-served by mirrors and folders of wheels whose files cannot be compared with it from here.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from ci.errors import UsageError
+from ci.provision.runtime import Recipe
+from ci.provision.site import Site, uv
+
+#: What every stack needs besides its pins: the runner of the jobs, and what DeepSpeed's source needs to be built.
+BESIDES = ("ninja", "py-cpuinfo", "pytest", "pytest-xdist", "setuptools", "wheel")
+UNHASHED = "torch"
+#: Packages that are built from source against what is installed already (their setup.py imports torch).
+BUILT_LAST = "deepspeed"
+PLATFORM = "x86_64-manylinux_2_28"
+
+_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A lock cut into what is installed in three steps: torch, then everything with a hash, then what builds on both."""
+
+    torch: str
+    hashed: str
+    built_last: str
+
+
+def pins(text: str) -> dict[str, str]:
+    """Normalised name -> version of every package in a lock."""
+    found = (_PIN.match(line) for line in text.splitlines())
+    return {canonicalize_name(match["name"]): match["version"] for match in found if match}
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Normalised name -> the lines of its entry, hashes and comments included."""
+    entries: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        if match := _PIN.match(line):
+            current = entries.setdefault(canonicalize_name(match["name"]), [])
+        elif line and not line[0].isspace():
+            current = []  # a comment between entries belongs to none
+        current.append(line)
+    return {name: "\n".join(lines) + "\n" for name, lines in entries.items()}
+
+
+def parts(text: str) -> Parts:
+    """Cut a lock for the three steps of an installation."""
+    entries = blocks(text)
+    torch, last = entries.pop(UNHASHED, ""), entries.pop(BUILT_LAST, "")
+    return Parts(torch, "".join(entries.values()), last)
+
+
+def mistakes(text: str, wanted: Mapping[str, str]) -> list[str]:
+    """What is wrong with a lock, measured by the pins it was made for."""
+    locked = pins(text)
+    wrong = [
+        f"{name} is {locked.get(canonicalize_name(name), 'absent')}, matrix.yaml says {version}"
+        for name, version in sorted(wanted.items())
+        if locked.get(canonicalize_name(name)) != version
+    ]
+    wrong += [f"{name} is absent" for name in BESIDES if name not in locked]
+    for name, entry in blocks(text).items():
+        if ("--hash=" in entry) == (name == UNHASHED):
+            wrong.append(f"{name} has a hash, which another source cannot match" if name == UNHASHED else
+                         f"{name} has no hash")  # fmt: skip
+    wrong += [f"line {number} names an index or a host: {line.strip()}" for number, line in
+              enumerate(text.splitlines(), 1) if "://" in line or re.match(r"\s*(-i|--(extra-)?index|--find-links)", line)]  # fmt: skip
+    return wrong
+
+
+def read(recipe: Recipe) -> str:
+    """The lock of a stack, refused where it is absent or not the one matrix.yaml asks for."""
+    if recipe.lock is None:
+        raise UsageError(f"stack {recipe.stack} has no lock; it runs only with --runtime host")
+    try:
+        text = recipe.lock.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{recipe.lock}: {error.strerror}; nox -s lock -- {recipe.stack} makes it") from error
+    if wrong := mistakes(text, recipe.pins):
+        raise UsageError(f"{recipe.lock}: {wrong[0]}; nox -s lock -- {recipe.stack} makes it anew")
+    return text
+
+
+def _header(stack: str) -> str:
+    return (
+        f"# The lock of stack {stack}, made from its pins in matrix.yaml by: nox -s lock -- {stack}\n"
+        f"# {UNHASHED} is pinned by its exact version only: the same release is served by more than one place.\n"
+    )
+
+
+def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
+    """Resolve the pins of a stack anew; releases of the present lock are kept where they still fit, unless `upgrade`."""
+    with tempfile.TemporaryDirectory(prefix="lock-") as scratch:
+        source, target = Path(scratch, f"{recipe.stack}.in"), Path(scratch, f"{recipe.stack}.txt")
+        wanted = [f"{name}=={version}" for name, version in sorted(recipe.pins.items())]
+        source.write_text("\n".join([*wanted, *BESIDES]) + "\n", encoding="utf-8")
+        if not upgrade and recipe.lock is not None and recipe.lock.exists():
+            # uv takes the releases of an existing output file as preferences.
+            target.write_bytes(recipe.lock.read_bytes())
+        command = ["pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header"]
+        command += ["--python-version", recipe.python, "--python-platform", PLATFORM, "--output-file", str(target)]
+        # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages.
+        if recipe.torch_index and not site.wheels_for({UNHASHED: recipe.pins.get(UNHASHED, "")}):
+            command += ["--find-links", f"{recipe.torch_index.rstrip('/')}/{UNHASHED}/"]
+        uv(site, [*command, str(source)], f"the pins of stack {recipe.stack} cannot be locked")
+        return _header(recipe.stack) + _tidy(target.read_text(encoding="utf-8"), str(source))
+
+
+def _tidy(text: str, source: str) -> str:
+    """Without torch's hashes, without the scratch path, in the order uv gave."""
+    kept: list[str] = []
+    name = ""
+    for line in text.splitlines():
+        if match := _PIN.match(line):
+            name = canonicalize_name(match["name"])
+        if name == UNHASHED:
+            if line.lstrip().startswith("--hash="):
+                continue
+            line = line.removesuffix(" \\")
+        if not line.startswith("#"):
+            kept.append(line.replace(f"-r {source}", "matrix.yaml"))
+    return "\n".join(kept) + "\n"

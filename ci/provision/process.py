@@ -1,0 +1,160 @@
+"""Child processes that leave nothing behind, however they or we end.
+
+A rank starts its own session and outlives its parent for a moment, so a process group is not enough to find all of a
+run. Every run therefore carries a token in its environment: whatever process has the token, belongs to the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.errors import EnvironmentUnavailable
+
+TOKEN = "CI_RUN_TOKEN"
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a tool of ours (uv, docker, debootstrap) said and how it ended."""
+
+    command: tuple[str, ...]
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def said(self) -> str:
+        """All it printed, for a message or a search."""
+        return "\n".join(part for part in (self.errors.strip(), self.output.strip()) if part)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    log: Path | None = None,
+    timeout: float | None = None,
+) -> Finished:
+    """Run a tool to its end in a session of its own; an exception or interrupt kills the whole session.
+
+    With `log` both streams go to that file, and `output` is its text.
+    """
+    token = uuid.uuid4().hex
+    environment = {**(os.environ if env is None else env), TOKEN: token}
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(log.open("wb")) if log else None
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sink or subprocess.PIPE,
+                stderr=subprocess.STDOUT if sink else subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentUnavailable(f"cannot start {command[0]}: {error.strerror or error}") from error
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:  # an interrupt too: nothing of the tool may go on
+            end(process, token, grace=0.0)
+            raise
+    text = log.read_text(errors="replace") if log else (output or b"").decode(errors="replace")
+    return Finished(tuple(command), process.returncode, text, (errors or b"").decode(errors="replace"))
+
+
+def with_token(token: str) -> list[int]:
+    """Processes whose first environment held the token (forked children show it as well)."""
+    wanted = f"{TOKEN}={token}".encode()
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if wanted in environment.split(b"\0") and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def end(process: subprocess.Popen[bytes], token: str, grace: float = GRACE_S) -> None:
+    """Interrupt the process, give it some seconds, then kill it and everything that carries its token."""
+    if process.poll() is None and grace > 0:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + GRACE_S
+    # A rank can fork while we look, so look until nothing is found.
+    while (left := with_token(token)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+
+
+class RunningProcess:
+    """`runtime.Running` for a process on this host."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+        self._log_path = log_path
+        self._token = uuid.uuid4().hex
+        try:
+            with log_path.open("wb") as log:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env={**env, TOKEN: self._token},
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise cannot_write(log_path, error) from error
+
+    @property
+    def log_path(self) -> Path:
+        return self._log_path
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def terminate(self) -> None:
+        end(self._process, self._token)
+
+
+def cannot_write(path: Path, error: OSError) -> EnvironmentUnavailable:
+    """An OSError as one clear message: what could not be done, where, and what to do about it."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason = "the disk is full; free some space and start again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        reason = f"{reason}; this folder must be writable"
+    return EnvironmentUnavailable(f"{error.filename or path}: {reason}")
