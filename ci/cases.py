@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
+from ci.entries import CASE_KEYS, NEGATION, CaseKey, Job, Scalar, Where, canonical, same
 from ci.errors import UsageError, choices
-from ci.matrix import CASE_KEYS, NEGATION, CaseKey, Job, Scalar, Where, canonical, same
 
 Case = Mapping[str, Scalar]
 

@@ -49,6 +49,9 @@ CASE_KEYS = (
 )
 """Every case key, in the order in which a cell id writes them (contract)."""
 
+CURRENT = "current"
+"""The stack that stands for whatever is installed in the interpreter given; no entry may have its name."""
+
 NEGATION = "not-"
 """Prefix of a value in `where` that matches everything but that value."""
 

@@ -19,6 +19,7 @@ from ci.contradictions import contradictions
 from ci.entries import (
     CASE_KEYS,
     CHECKS,
+    CURRENT,
     NEGATION,
     Alternative,
     Backend,
@@ -47,6 +48,7 @@ from ci.errors import MatrixError
 __all__ = [
     "CASE_KEYS",
     "CHECKS",
+    "CURRENT",
     "MATRIX_FILE",
     "NEGATION",
     "Alternative",

@@ -17,15 +17,13 @@ from packaging.utils import canonicalize_name
 from ci import cases
 from ci.dsconfig import case_of_ds_config
 from ci.errors import EnvironmentUnavailable, NothingToRun, UsageError, choices
-from ci.matrix import Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
+from ci.matrix import CURRENT, Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
 from ci.replacements import Replacement, parse_replacement
 from ci.userfiles import check_adapter, check_ds_config
 
 DEFAULT_LANE = "pull-request"
 DEFAULT_BACKEND = "cpu"
 DEFAULT_WORLD_SIZE = 2
-CURRENT = "current"
-"""The stack that stands for whatever is installed in the interpreter given."""
 ADAPTER_JOB = "zero3-custom-adapter"
 """The job that `--adapter` runs a user's own module through."""
 DS_CONFIG_JOB = "grpo-lora"

@@ -14,7 +14,8 @@ import typer
 
 from ci.errors import UsageError
 from ci.installed import host_python, installed_packages
-from ci.plan import CURRENT, DEFAULT_BACKEND, DEFAULT_LANE, Selection
+from ci.matrix import CURRENT
+from ci.plan import DEFAULT_BACKEND, DEFAULT_LANE, Selection
 
 __all__ = ["DEFAULT_BACKEND", "DEFAULT_LANE"]
 
