@@ -45,7 +45,7 @@ def reason(outcome: Outcome, name: str) -> str:
 def test_a_run_leaves_plan_evidence_and_record(tmp_path: Path) -> None:
     outcome, said = run(tmp_path, plan(["a", "b"], gated={"b": "needs deepspeed >=1"}), StandInRuntime())
     assert verdicts(outcome) == {"newest/grpo-lora/a": "ok", "newest/grpo-lora/b": "not run"}
-    assert outcome.stopped is None and outcome.record.exit_code() == ExitCode.AS_EXPECTED
+    assert outcome.stopped is None and outcome.record.exit_code() == ExitCode.OK
     assert read_run(outcome.folder) == outcome.record
     assert [cell.id for cell in read_plan(outcome.folder).cells] == [cell.id for cell in outcome.record.cells]
     assert (tmp_path / "latest").resolve() == outcome.folder
@@ -74,7 +74,7 @@ def test_a_gated_cell_is_not_ordered(tmp_path: Path) -> None:
 def test_a_wrong_norm_fails_the_run(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, plan(["a", "b"]), StandInRuntime({"a": "wrong"}))
     assert verdicts(outcome) == {"newest/grpo-lora/a": "regression", "newest/grpo-lora/b": "ok"}
-    assert outcome.record.exit_code() == ExitCode.VERDICT_FAILS
+    assert outcome.record.exit_code() == ExitCode.FAILED
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_one_stack_that_cannot_be_made_does_not_take_the_others(tmp_path: Path) 
     outcome, _ = run(tmp_path, plan(["a"], stacks=["newest", "stable"]), runtime)
     assert verdicts(outcome) == {"newest/grpo-lora/a": "error", "stable/grpo-lora/a": "ok"}
     assert reason(outcome, "newest/grpo-lora/a") == "the place to run could not be made: no network"
-    assert outcome.stopped is None and outcome.record.exit_code() == ExitCode.VERDICT_FAILS
+    assert outcome.stopped is None and outcome.record.exit_code() == ExitCode.FAILED
 
 
 def test_no_stack_that_can_be_made_is_exit_3(tmp_path: Path) -> None:
     runtime = StandInRuntime(unmakeable={"newest": EnvironmentUnavailable("no network")})
     outcome, _ = run(tmp_path, plan(["a"]), runtime)
-    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.NO_PLACE_TO_RUN
+    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.UNAVAILABLE
     assert read_run(outcome.folder).cells[0].reason == "no network"
 
 
@@ -152,7 +152,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, mo
     monkeypatch.setattr(stackrun, "free_mb", free_mb)
     outcome, _ = run(tmp_path, plan(["a", "b"]), StandInRuntime({"b": "hang"}))
     assert list(verdicts(outcome).values()) == ["ok", "error"]
-    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.NO_PLACE_TO_RUN
+    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.UNAVAILABLE
     assert "the disk is full" in outcome.stopped.message
     assert "Kept: the evidence of 1 of 2 cells" in outcome.stopped.message
     assert gone(int((outcome.folder / "child.pid").read_text()))
@@ -167,7 +167,7 @@ def test_a_record_that_cannot_be_written_is_exit_3_and_still_judged(
     monkeypatch.setattr(execute, "write_run", full)
     outcome, _ = run(tmp_path, plan(["a"]), StandInRuntime())
     assert verdicts(outcome) == {"newest/grpo-lora/a": "ok"}
-    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.NO_PLACE_TO_RUN
+    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.UNAVAILABLE
     assert "the disk is full; kept: the evidence of 1 of 1 cells" in outcome.stopped.message
 
 
