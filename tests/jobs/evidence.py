@@ -94,12 +94,14 @@ class Alternative:
     reported_norm: global L2 norm before clipping. gradient: {parameter: Gram} of the measured used gradient against
     this alternative's used gradient (after clipping as this alternative would clip). forward_error, update_error:
     the measured values' error against this alternative, in the units of Step.loss_error and Step.update_error.
+    consistency: what is still not exactly as this alternative says it must be, where it says anything about that.
     """
 
     reported_norm: float | None = None
     gradient: dict[str, Gram] | None = None
     forward_error: float | None = None
     update_error: float | None = None
+    consistency: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

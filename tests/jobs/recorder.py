@@ -64,6 +64,7 @@ class RankRecord:
     rank: int
     wrapper: str
     shapes: dict[str, tuple[int, ...]]
+    buffer_dtypes: dict[str, torch.dtype]
     steps: list[StepRecord]
     training_s: float
     device: str
@@ -86,7 +87,12 @@ class InnerSpy:
         self._calls = 0
         self._original = inner.step
         self._inner = inner
-        inner.step = functools.wraps(inner.step)(self._step)
+
+        @functools.wraps(inner.step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self._step(*args, **kwargs)
+
+        inner.step = step
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
@@ -233,7 +239,8 @@ class Recorder:
         """Write this rank's record; complete up to the last finished step."""
         shapes = {n: tuple(getattr(p, "ds_shape", p.shape)) for n, p in self._parameters.items()}
         wrapper = type(self._engine.optimizer).__name__ if self._engine is not None else ""
-        record = RankRecord(self.rank, wrapper, shapes, self.steps, self.training_s, device, shims, self.facts)
+        dtypes = {} if self._engine is None else {n: b.dtype for n, b in self._engine.module.named_buffers()}
+        record = RankRecord(self.rank, wrapper, shapes, dtypes, self.steps, self.training_s, device, shims, self.facts)
         torch.save(record, path)
 
 

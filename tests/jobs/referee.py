@@ -42,15 +42,18 @@ def write_steps(context: RankContext) -> None:
     """Write what the ranks and the reference say of every step, as JSON."""
     records = read_records(context)
     steps = list(reference.steps(workload_for(context.payload), records, context.payload.get("clip")))
-    write_result(context, records, steps)
+    write_result(context, records, steps, workload_for(context.payload).steps())
 
 
-def write_result(context: RankContext, records: list[RankRecord], steps: list[evidence.Step]) -> None:
+def write_result(
+    context: RankContext, records: list[RankRecord], steps: list[evidence.Step], steps_expected: int
+) -> None:
     """The result of a case as JSON, with what ended it if something did."""
     exceptions = sorted(
         (record.facts["exception"] for record in records if "exception" in record.facts), key=lambda e: e["at"]
     )
     result: dict[str, Any] = {
+        "steps_expected": steps_expected,
         "steps": [evidence.plain(step) for step in steps],
         "wrapper": records[0].wrapper,
         "device": records[0].device,

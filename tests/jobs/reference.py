@@ -107,18 +107,33 @@ def _largest(difference: torch.Tensor, expected: torch.Tensor) -> float:
     return float((difference.abs() / expected.detach().float().abs().clamp(min=1.0)).max())
 
 
-def model_at(workload: Workload, masters: Tensors | None) -> torch.nn.Module:
-    """The plain model in the case's dtype with these masters cast into it; the seeded weights where there are none."""
+def model_at(
+    workload: Workload, masters: Tensors | None, buffer_dtypes: Mapping[str, torch.dtype] | None = None
+) -> torch.nn.Module:
+    """The plain model in the case's dtype with these masters cast into it; the seeded weights where there are none.
+
+    buffer_dtypes: in which dtype the engine holds each buffer; buffers are cast from fp32 to that. Releases differ:
+    up to 0.18 DeepSpeed casts the rotary frequencies to the training dtype, 0.19.8 leaves them in fp32.
+    """
     model = workload.build()
     seed_weights(model, workload)
     if masters is not None:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in masters:
-                    parameter.copy_(masters[name].view_as(parameter))
-    model = model.to(DTYPES[workload.case["dtype"]])
+        load(model, masters)
+    dtype = DTYPES[workload.case["dtype"]]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    for name, buffer in model.named_buffers():
+        buffer.data = buffer.data.to((buffer_dtypes or {}).get(name, buffer.dtype))
     model.train()
     return model
+
+
+def load(model: torch.nn.Module, masters: Tensors) -> None:
+    """Cast these masters into the model's parameters in place; parameters of other names keep their weights."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in masters:
+                parameter.copy_(masters[name].view_as(parameter))
 
 
 def first_norm(workload: Workload, world_size: int, accumulation: int) -> float:
@@ -183,6 +198,7 @@ class _Referee:
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
         self.overflows: list[bool] = []
+        self.model = model_at(workload, None, ranks[0].buffer_dtypes)
 
     def steps(self) -> Iterator[Step]:
         for index in range(min(len(rank.steps) for rank in self.ranks)):
@@ -193,9 +209,11 @@ class _Referee:
         before, lacking, differing = assembled(records, self.shapes, "master_before")
         violations += [f"{name}: no master holds all of it" for name in sorted(lacking)]
         violations += [f"{name}: ranks hold different masters" for name in differing]
-        model = model_at(self.workload, before if index else None)
-        if index == 0:
-            violations += self._initial(model, before)
+        model = self.model
+        if index:
+            load(model, before)
+        initial = self._initial(model, before, steps_taken=0) if index == 0 else []
+        violations += initial
         fp16 = self.workload.case["dtype"] == "fp16"
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
@@ -206,6 +224,7 @@ class _Referee:
         violations += [f"{name}: ranks were handed different gradients" for name in differing]
         after, _, _ = assembled(records, self.shapes, "master_after")
         violations += self._weights(records, after)
+        others = [violation for violation in violations if violation not in initial]
         step = Step(
             index=index,
             loss=truth.loss,
@@ -228,6 +247,7 @@ class _Referee:
         errors = tensor_errors(used, wanted)
         moments = {key: assembled(records, self.shapes, key)[0] for key in ("exp_avg", "exp_avg_sq")}
         update_errors = self._update_errors(before, after, used, unhanded, moments, index)
+        lora = self._lora(truth.mean, used)
         step = dataclasses.replace(
             step,
             grad_norm_true=true_norm,
@@ -235,10 +255,10 @@ class _Referee:
             grad_norm_used=norm(used),
             gradient_error=max(errors.values(), default=0.0),
             update_error=max(update_errors.values(), default=0.0),
-            consistency=tuple(violations + self._lora(truth.mean, used)),
+            consistency=tuple(violations + lora),
             tensors=_worst(errors, update_errors),
             alternatives=self._alternatives(
-                truth, used, batches, model, (before, after, unhanded, moments), index
+                truth, used, batches, model, (before, after, unhanded, moments), index, others + lora
             ),
         )
         self.previous = truth.mean
@@ -253,13 +273,20 @@ class _Referee:
             not_judged={**step.not_judged, **dict.fromkeys(("reported_norm", "gradient_used", "update"), reason)},
         )
 
-    def _initial(self, model: torch.nn.Module, masters: Tensors) -> list[str]:
-        seeded = dict(model.named_parameters())
-        return [
-            f"{name}: the initial master is not the seeded weight"
-            for name, master in masters.items()
-            if not torch.equal(master, seeded[name].detach().float().view_as(master))
-        ]
+    def _initial(self, model: torch.nn.Module, masters: Tensors, steps_taken: int) -> list[str]:
+        """Masters before the first step that are not the seeded weights, bitwise.
+
+        steps_taken: how often the inner optimizer has stepped on a gradient of 0 before (a wrapper's dummy step).
+        """
+        seeded = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+        found = []
+        for name, master in masters.items():
+            expected = seeded[name].view_as(master)
+            for taken in range(steps_taken):
+                expected = plain_optimizer.stepped(expected, torch.zeros_like(expected), {}, taken, self.settings)
+            if not torch.equal(master, expected):
+                found.append(f"{name}: the initial master is not the seeded weight")
+        return found
 
     def _weights(self, records: Sequence[StepRecord], masters: Tensors) -> list[str]:
         found = set()
@@ -316,7 +343,9 @@ class _Referee:
         model: torch.nn.Module,
         update: tuple[Tensors, Tensors, set[str], Mapping[str, Tensors]],
         index: int,
+        others: list[str],
     ) -> dict[str, Alternative]:
+        """others: what is not as it must be for reasons other than the initial masters."""
         for name, gradient in truth.mean.items():
             held = self.all_so_far.get(name)
             self.all_so_far[name] = gradient if held is None else held if gradient is None else held + gradient
@@ -339,7 +368,10 @@ class _Referee:
         if self.settings.kind == "adamw":
             before, after, unhanded, moments = update
             ahead = self._update_errors(before, after, used, unhanded, moments, index + 1)
-            found["step_count_plus_one"] = Alternative(update_error=max(ahead.values(), default=0.0))
+            found["step_count_plus_one"] = Alternative(
+                update_error=max(ahead.values(), default=0.0),
+                consistency=tuple(others + (self._initial(model, before, steps_taken=1) if index == 0 else [])),
+            )
         for name, workload in self.workload.alternatives().items():
             other = gradients(model, workload, batches)
             found[name] = dataclasses.replace(

@@ -1,0 +1,29 @@
+"""What each process of a cell runs, chosen inside the fork: naming a body must not import the stack into pytest."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.jobs.launcher import RankContext
+
+
+def train(context: RankContext) -> None:
+    """The ranks: by the case's trainer, or its path."""
+    case = context.payload["case"]
+    if case.get("path") == "direct":
+        module = "tests.jobs.fp16_direct"
+    elif case.get("trainer") == "trl":
+        module = "tests.jobs.trl_trainer"
+    else:
+        module = "tests.jobs.engine"
+    importlib.import_module(module).train(context)
+
+
+def first_norm(context: RankContext) -> None:
+    """The norm that loose and binding clipping refer to."""
+    importlib.import_module("tests.jobs.referee").measure_first_norm(context)
+
+
+def referee(context: RankContext) -> None:
+    """The reference and the evidence of the steps."""
+    importlib.import_module("tests.jobs.referee").write_steps(context)
