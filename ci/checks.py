@@ -224,8 +224,6 @@ def _base(effects: Sequence[Effect], step: Step) -> tuple[str, Alternative] | No
     if len(named) > 1:
         return None
     name = named.pop() if named else "truth"
-    if name == "unclipped" and name not in step.alternatives and step.grad_norm_wanted == step.grad_norm_true:
-        name = "truth"  # nothing was clipped, so the two are the same
     alternative = step.alternatives.get(name)
     return None if alternative is None else (name, alternative)
 
@@ -259,11 +257,12 @@ def predict(name: Name, effects: Sequence[Effect], step: Step, tolerance: float)
         error = worst((gradient_error(alternative.gradient, factor), relative(step.grad_norm_used, value)))
         return Prediction(_within(error, tolerance), value)
     if factor != 1.0:
-        return Prediction(False, None)  # an update or a forward pass is never a multiple of the right one
-    error_there = alternative.update_error if name == "update" else alternative.forward_error
-    if name not in ("update", "forward") or error_there is None:
-        return Prediction(False, None)
-    return Prediction(_within(error_there, tolerance), 0.0)
+        return Prediction(False, None)  # an update, a forward pass or a list is never a multiple of the right one
+    if name == "consistency":
+        left = alternative.consistency
+        return Prediction(left == (), None if left is None else float(len(left)))
+    error_there = {"update": alternative.update_error, "forward": alternative.forward_error}.get(name)
+    return Prediction(error_there is not None and _within(error_there, tolerance), 0.0)
 
 
 def _predict_no_number(name: Name, named: set[AlternativeName | None], step: Step) -> Prediction:

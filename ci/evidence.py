@@ -79,6 +79,7 @@ class Alternative(Record):
     gradient: dict[str, Gram] | None = None
     forward_error: Number | None = None
     update_error: Number | None = None
+    consistency: tuple[str, ...] | None = None
 
 
 class StepNumbers(Record):

@@ -145,12 +145,12 @@ def _incomplete(cell: Cell, evidence: Evidence, matrix: Matrix, pins: Mapping[st
 
 
 def _same_version(installed: str | None, pinned: str) -> bool:
-    if installed is None:
-        return False
+    """Builds (the part after +) count only where the pin names one."""
     try:
-        return Version(installed) == Version(pinned)
+        found, wanted = Version(installed or ""), Version(pinned)
     except InvalidVersion:
         return installed == pinned
+    return found == wanted or (wanted.local is None and found.public == wanted.public)
 
 
 def _finding(

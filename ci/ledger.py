@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from ci import cases
 from ci.checks import Prediction, predict
@@ -47,13 +48,18 @@ class Explanation:
     hidden: tuple[Defect, ...] = ()
 
 
+def _contains(specifier: str, version: str | None) -> bool:
+    try:
+        return version is not None and SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False  # a job writes "absent" for a package that is not installed
+
+
 def affects(defect: Defect, pins: Mapping[str, str]) -> bool:
     """Whether all packages named are installed in an affected release; a development build counts by its version."""
     installed = {canonicalize_name(package): version for package, version in pins.items()}
     return all(
-        canonicalize_name(package) in installed
-        and SpecifierSet(specifier).contains(installed[canonicalize_name(package)], prereleases=True)
-        for package, specifier in defect.affects.items()
+        _contains(specifier, installed.get(canonicalize_name(package))) for package, specifier in defect.affects.items()
     )
 
 
@@ -83,11 +89,23 @@ def active(defect: Defect, position: int, step: Step) -> bool:
     return True
 
 
+def _speaks(defect: Defect, name: Name, position: int, step: Step) -> bool:
+    """Whether the entry says anything about this check of this step.
+
+    An alternative that the step does not record does not exist there (no earlier step, a single micro-batch, every
+    parameter with a gradient), so that a defect that equals it has nothing to change.
+    """
+    effect = defect.symptom.effects.get(name)
+    if effect is None or not active(defect, position, step):
+        return False
+    return effect.equals in (None, "none", "inf") or effect.equals in step.alternatives
+
+
 def prediction(
     name: Name, entries: Sequence[Defect], position: int, step: Step, check: Check
 ) -> tuple[Prediction, tuple[Defect, ...]] | None:
     """What the entries make of this check and which of them do; None where none of them says anything about it."""
-    about = tuple(entry for entry in entries if name in entry.symptom.effects and active(entry, position, step))
+    about = tuple(entry for entry in entries if _speaks(entry, name, position, step))
     if not about:
         return None
     usual = check.tolerance or 0.0

@@ -166,6 +166,7 @@ def step(position: int, faults: Faults) -> jobs.Step:
         grad_norm_wanted=_norm(wanted["truth"]),
         gradient_error=max(errors.values()),
         update_error=far["update"] + shift["update"],
+        consistency=("not as it must be",) if effects["consistency"] or "consistency" in faults.moved else (),
         tensors=tuple(jobs.TensorError(name, error) for name, error in errors.items()),
         alternatives={
             name: jobs.Alternative(
@@ -173,6 +174,7 @@ def step(position: int, faults: Faults) -> jobs.Step:
                 gradient=_gram(used, wanted[name]),
                 forward_error=shift["forward"] if _equals(effects["forward"]) == name else 1.0,
                 update_error=shift["update"] if _equals(effects["update"]) == name else 1.0,
+                consistency=("moved",) if "consistency" in faults.moved else (),
             )
             for name in (*jobs.ALTERNATIVES, "truth")
         },

@@ -88,8 +88,13 @@ def golden() -> list[jobs.Evidence]:
     return [clean, rare]
 
 
+def golden_text() -> str:
+    return "".join(jobs.to_json(record) + "\n" for record in golden())
+
+
 def test_the_golden_file_is_what_the_jobs_write() -> None:
-    assert GOLDEN.read_text(encoding="utf-8") == "".join(jobs.to_json(record) + "\n" for record in golden())
+    """After a wanted change of the schema: `python -m tests.unit.test_evidence` and `python -m ci schema`."""
+    assert GOLDEN.read_text(encoding="utf-8") == golden_text()
 
 
 def test_the_golden_file_reads_back_value_by_value() -> None:
@@ -176,3 +181,7 @@ def test_evidence_that_is_not_ours_is_refused_with_file_line_and_field(
         host.read(path)
     for word in [f"{path}:2", *words]:
         assert word in caught.value.message
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden_text(), encoding="utf-8")
