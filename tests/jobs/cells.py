@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.jobs import ds_config
 from tests.jobs import evidence as ev
 from tests.jobs.launcher import Launcher, Outcome
 from tests.jobs.order import Cell, Order
@@ -46,10 +47,10 @@ def pin_difference(order: Order) -> str | None:
 
 
 def clipping(cell: Cell, launcher: Launcher, order: Order, workdir: Path, log: Path) -> tuple[float | None, str | None]:
-    """(the clip value of the case or None where unset, problem). loose: 10x the first norm; binding: half of it."""
+    """(the clip value that must hold or None, problem). loose: 10x the first norm; binding: half of it."""
     variant = cell.case.get("gradient_clipping", "unset")
     if variant == "unset":
-        return None, None
+        return ds_config.unset_clipping(importlib.metadata.version("deepspeed")), None
     if variant not in ("loose", "binding"):
         return float(variant), None
     outcome = launcher.run(

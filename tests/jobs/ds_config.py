@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from packaging.version import Version
+
 
 def zero_section(stage: int, hidden_size: int | None = None) -> dict[str, Any]:
     """The zero_optimization section. hidden_size resolves ZeRO-3's "auto" sizes as transformers does; None keeps them."""
@@ -54,6 +56,20 @@ FP16_SECTION: Mapping[str, Any] = {
     "min_loss_scale": 1,
 }
 """ms-swift writes this section whatever the dtype; in bf16 it is what report A's 65536 comes from."""
+
+
+UNSET_CLIPPING_SINCE = "0.19.3"
+"""First release in which a configuration without `gradient_clipping` clips at 1.0; before, it does not clip.
+
+deepspeedai/DeepSpeed#8068 ("Default gradient_clipping to 1.0"). The case's expected clip follows this line, not the
+installed library's constant: a release that moves the default again turns its cells red.
+"""
+
+
+def unset_clipping(deepspeed_version: str) -> float | None:
+    """What leaving `gradient_clipping` out means in a release: a clip value, or None for no clipping."""
+    release = Version(Version(deepspeed_version).base_version)
+    return 1.0 if release >= Version(UNSET_CLIPPING_SINCE) else None
 
 
 def engine_config(

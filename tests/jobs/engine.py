@@ -58,7 +58,7 @@ def configuration(case: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[s
         accumulation=int(case.get("gradient_accumulation_steps", 1)),
         micro_batch_size=1,
         hidden_size=64,
-        gradient_clipping=payload.get("clip"),
+        gradient_clipping=None if case.get("gradient_clipping", "unset") == "unset" else payload["clip"],
         fp16=loss_scaling.fp16_section(case),
     )
     own = payload.get("ds_config")
