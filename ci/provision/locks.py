@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -22,20 +21,9 @@ from ci.provision.site import Site, uv
 #: What every stack needs besides its pins: the runner of the jobs, and what DeepSpeed's source needs to be built.
 BESIDES = ("ninja", "py-cpuinfo", "pytest", "pytest-xdist", "setuptools", "wheel")
 UNHASHED = "torch"
-#: Packages that are built from source against what is installed already (their setup.py imports torch).
-BUILT_LAST = "deepspeed"
 PLATFORM = "x86_64-manylinux_2_28"
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A lock cut into what is installed in three steps: torch, then everything with a hash, then what builds on both."""
-
-    torch: str
-    hashed: str
-    built_last: str
 
 
 def pins(text: str) -> dict[str, str]:
@@ -57,13 +45,6 @@ def blocks(text: str) -> dict[str, str]:
     return {name: "\n".join(lines) + "\n" for name, lines in entries.items()}
 
 
-def parts(text: str) -> Parts:
-    """Cut a lock for the three steps of an installation."""
-    entries = blocks(text)
-    torch, last = entries.pop(UNHASHED, ""), entries.pop(BUILT_LAST, "")
-    return Parts(torch, "".join(entries.values()), last)
-
-
 def mistakes(text: str, wanted: Mapping[str, str]) -> list[str]:
     """What is wrong with a lock, measured by the pins it was made for."""
     locked = pins(text)
@@ -74,11 +55,14 @@ def mistakes(text: str, wanted: Mapping[str, str]) -> list[str]:
     ]
     wrong += [f"{name} is absent" for name in BESIDES if name not in locked]
     for name, entry in blocks(text).items():
-        if ("--hash=" in entry) == (name == UNHASHED):
-            wrong.append(f"{name} has a hash, which another source cannot match" if name == UNHASHED else
-                         f"{name} has no hash")  # fmt: skip
-    wrong += [f"line {number} names an index or a host: {line.strip()}" for number, line in
-              enumerate(text.splitlines(), 1) if "://" in line or re.match(r"\s*(-i|--(extra-)?index|--find-links)", line)]  # fmt: skip
+        hashed = "--hash=" in entry
+        if hashed and name == UNHASHED:
+            wrong.append(f"{name} has a hash, which the same release from another source cannot match")
+        elif not hashed and name != UNHASHED:
+            wrong.append(f"{name} has no hash")
+    for number, line in enumerate(text.splitlines(), 1):
+        if "://" in line or re.match(r"\s*(-i\b|--(extra-)?index|--find-links)", line):
+            wrong.append(f"line {number} names an index or a host: {line.strip()}")
     return wrong
 
 
@@ -103,7 +87,7 @@ def _header(stack: str) -> str:
 
 
 def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
-    """Resolve the pins of a stack anew; releases of the present lock are kept where they still fit, unless `upgrade`."""
+    """Resolve the pins of a stack; releases of the present lock are kept where they still fit, unless `upgrade`."""
     with tempfile.TemporaryDirectory(prefix="lock-") as scratch:
         source, target = Path(scratch, f"{recipe.stack}.in"), Path(scratch, f"{recipe.stack}.txt")
         wanted = [f"{name}=={version}" for name, version in sorted(recipe.pins.items())]

@@ -68,6 +68,9 @@ def run(
             raise EnvironmentUnavailable(f"cannot start {command[0]}: {error.strerror or error}") from error
         try:
             output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            end(process, token, grace=0.0)
+            raise EnvironmentUnavailable(f"{command[0]} did not answer within {timeout:.0f} s") from error
         except BaseException:  # an interrupt too: nothing of the tool may go on
             end(process, token, grace=0.0)
             raise

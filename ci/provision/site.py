@@ -29,7 +29,14 @@ INDEXES = (
     ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
 )
 #: Switches that are passed on as they are.
-SWITCHES = ("UV_NO_INDEX", "UV_OFFLINE", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
+SWITCHES = (
+    "UV_NO_INDEX",
+    "UV_OFFLINE",
+    "UV_INSECURE_HOST",
+    "UV_HTTP_TIMEOUT",
+    "PIP_TRUSTED_HOST",
+    "PIP_DEFAULT_TIMEOUT",
+)
 
 
 @dataclass(frozen=True)
@@ -133,27 +140,28 @@ def uv(site: Site, arguments: Sequence[str], what: str, extra_env: Mapping[str, 
     return finished
 
 
-_REASONS: tuple[tuple[str, str], ...] = (
-    (r"no space left on device|os error 28\b|disk quota exceeded", "the disk is full; free some space and start again"),
-    (r"no solution found", "no set of releases satisfies these pins"),
-    (r"hash mismatch", "a download does not have the hash in the lock; the lock and the source differ"),
-    (r"invalid peer certificate|certificate verify failed|unknownissuer|self-signed", "TLS is re-signed by an authority "
-     "that is not trusted here; set SSL_CERT_FILE to a bundle that holds it"),
-    (r"dns error|error sending request|failed to fetch|connection refused|network is unreachable|client error \(connect"
-     r"|temporary failure|could not connect|name or service not known|operation timed out", "the package index cannot be "
-     "reached; local wheels (PIP_FIND_LINKS, UV_FIND_LINKS), an index (UV_DEFAULT_INDEX) or a proxy (https_proxy) would "
-     "be used"),
-    (r"no interpreter found", "this Python is not on the host; install it, or use --runtime docker"),
-    (r"was not found in the (package registry|provided package locations|cache)|there (is|are) no versions? of",
-     "a release is in none of the places searched"),
-)  # fmt: skip
+#: What a tool says -> what it means here and what to do. The first that fits is told.
+_REASONS = {
+    r"no space left on device|os error 28\b|disk quota exceeded": "the disk is full; free some space and start again",
+    r"no solution found": "no set of releases satisfies these pins",
+    r"hash mismatch": "a download does not have the hash in the lock: the lock and the source differ",
+    r"invalid peer certificate|certificate.verify.failed|unknownissuer|self-signed": (
+        "TLS is re-signed by an authority that is not trusted here; let SSL_CERT_FILE name a bundle that holds it"
+    ),
+    r"dns error|error sending request|failed to fetch|connection refused|network is unreachable|could not connect"
+    r"|temporary failure|name or service not known|timed out|could not resolve": (
+        "an index or a mirror cannot be reached; PIP_FIND_LINKS or UV_FIND_LINKS (local wheels), UV_DEFAULT_INDEX "
+        "(an index of the site) and https_proxy would be used"
+    ),
+    r"no interpreter found": "this Python is not on the host; install it, or use --runtime docker",
+    r"was not found in|no versions? of": "a release is in none of the places that were searched",
+}
 
 
 def explain(said: str) -> str:
     """One reason for what a tool printed, followed by its own last words."""
-    reason = next((text for pattern, text in _REASONS if re.search(pattern, said, re.IGNORECASE)), "")
-    tail = "\n".join(f"  {line}" for line in last_lines(said.splitlines()))
-    return f"{reason}\n{tail}" if reason else f"it failed\n{tail}"
+    reason = next((text for pattern, text in _REASONS.items() if re.search(pattern, said, re.IGNORECASE)), "it failed")
+    return "\n".join([reason, *(f"  {line}" for line in last_lines(said.splitlines()))])
 
 
 def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:

@@ -1,0 +1,225 @@
+"""A container that runs pytest: without network, read-only, without capabilities, as a plain user, with an init.
+
+And one that never stays: it has a name before it exists, so an interrupt at any moment can remove it, and a label that
+tells the next run when its owner was killed before it could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.models.containers import Container
+from docker.types import Mount
+
+from ci.errors import EnvironmentUnavailable
+from ci.provision.build import LABEL
+from ci.provision.process import GRACE_S
+
+OWNER = f"{LABEL}.owner"
+#: Used where the caller is root: a job never runs as root.
+PLAIN_USER = 4242
+LOOK_S = 0.1
+KILLED = 137
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a container is to run and what it may see."""
+
+    image: str
+    command: Sequence[str]
+    #: (file or folder on the host, place inside), read-only.
+    shown: Sequence[tuple[Path, str]]
+    #: (folder on the host, place inside), writable.
+    written: tuple[Path, str]
+    #: (named volume, place inside): the bytecode cache of a read-only image.
+    volume: tuple[str, str]
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def plain_user() -> tuple[int, int]:
+    """uid and gid of the process inside: the caller's, so that results are theirs, but never root's."""
+    uid, gid = os.getuid(), os.getgid()
+    return (uid, gid) if uid else (PLAIN_USER, PLAIN_USER)
+
+
+def hand_over(folder: Path) -> None:
+    """Let the plain user write into a results folder that root has made."""
+    if os.getuid():
+        return
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            os.chown(path, PLAIN_USER, PLAIN_USER)
+
+
+def owner() -> str:
+    """This process, so that a later one can tell whether it still lives: boot, process namespace, pid, start time."""
+    return f"{_namespace()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _namespace() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot; '' where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def is_orphan(label: str) -> bool:
+    """Whether a container's owner is a process of this host that has ended."""
+    namespace, pid, started = label.rsplit("/", 2)
+    return namespace == _namespace() and pid.isdigit() and _started(int(pid)) != started
+
+
+def new_name() -> str:
+    """The name of a container that does not exist yet: known before the engine is asked, so that it can be removed."""
+    return f"{LABEL}-{uuid.uuid4().hex[:12]}"
+
+
+def sweep(client: docker.DockerClient) -> int:
+    """Remove the containers whose owner was killed before it could; how many there were."""
+    removed = 0
+    for found in client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True):
+        if is_orphan(found.labels.get(OWNER, "")):
+            removed += remove(client, found.id or "")
+    return removed
+
+
+def remove(client: docker.DockerClient, name: str) -> bool:
+    """Kill and remove a container; False where there is none."""
+    try:
+        client.api.remove_container(name, force=True, v=True)
+    except NotFound:
+        return False
+    except APIError as error:
+        if error.status_code != 409:  # 409: its removal is under way already
+            raise
+    return True
+
+
+class RunningContainer:
+    """`runtime.Running` for a container."""
+
+    def __init__(self, client: docker.DockerClient, orders: Orders) -> None:
+        self._client = client
+        self._log_path = orders.log_path
+        self._name = new_name()
+        self._code: int | None = None
+        self._log: threading.Thread | None = None
+        try:
+            sweep(client)
+            self._container = self._create(orders)
+            self._container.start()
+            self._log = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
+            self._log.start()
+        except BaseException as error:  # an interrupt too: a container that was created or started must not stay
+            with contextlib.suppress(DockerException):
+                remove(client, self._name)
+            if isinstance(error, (DockerException, OSError)):
+                raise EnvironmentUnavailable(f"the container cannot be started: {explain(error)}") from error
+            raise
+
+    def _create(self, orders: Orders) -> Container:
+        uid, gid = plain_user()
+        mounts = [Mount(inside, str(path.resolve()), type="bind", read_only=True) for path, inside in orders.shown]
+        folder, inside = orders.written
+        mounts.append(Mount(inside, str(folder.resolve()), type="bind"))
+        mounts.append(Mount(orders.volume[1], orders.volume[0], type="volume", labels={LABEL: "bytecode"}))
+        return self._client.containers.create(
+            orders.image,
+            list(orders.command),
+            name=self._name,
+            labels={OWNER: owner()},
+            user=f"{uid}:{gid}",
+            environment={"HOME": "/tmp", **orders.environment},
+            mounts=mounts,
+            network_mode="none",
+            read_only=True,
+            tmpfs={"/tmp": ""},
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            init=True,
+            # Ranks share tensors through /dev/shm; the engine's 64 MB end in a bus error.
+            shm_size="1g",
+        )
+
+    @property
+    def log_path(self) -> Path:
+        return self._log_path
+
+    @property
+    def name(self) -> str:
+        """The container's name, for a person with a docker client."""
+        return self._name
+
+    def _follow(self) -> None:
+        """Copy the container's output to the log until it ends."""
+        # A lost engine ends the log early and shows in poll(); a full disk shows in the evidence.
+        with contextlib.suppress(DockerException, OSError), self._log_path.open("wb", buffering=0) as log:
+            for chunk in self._container.logs(stream=True, follow=True):
+                log.write(chunk)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                self._container.reload()
+            except NotFound:
+                self._code = KILLED
+                return self._code
+            except (DockerException, OSError) as error:
+                raise EnvironmentUnavailable(f"the Docker engine no longer answers: {explain(error)}") from error
+            if self._container.status in ("exited", "dead"):
+                if self._log is not None:
+                    self._log.join(GRACE_S)
+                self._code = int(self._container.attrs["State"]["ExitCode"])
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(LOOK_S)
+        return code
+
+    def terminate(self) -> None:
+        try:
+            with contextlib.suppress(DockerException, EnvironmentUnavailable):
+                if self.poll() is None:
+                    self._container.kill("SIGINT")
+                    self.wait(GRACE_S)
+        finally:
+            _quietly(lambda: remove(self._client, self._name))
+            if self._log is not None:
+                self._log.join(GRACE_S)
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Try a removal a few times: an engine that is busy answers late."""
+    for attempt in range(3):
+        try:
+            action()
+        except (DockerException, OSError):
+            time.sleep(attempt + 1)
+        else:
+            return
+
+
+def explain(error: Exception) -> str:
+    """The engine's own words, without the address of the request."""
+    return str(getattr(error, "explanation", None) or error)
