@@ -5,14 +5,16 @@ Only the module of the command asked for is imported, so that `plan` does not wa
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
-from typer.exceptions import Abort, TyperException
+from typer.exceptions import Abort, Exit, TyperException
 
 import ci.commands
 from ci.errors import CiError, ExitCode, Interrupted, UsageError, choices
@@ -48,8 +50,13 @@ def run(arguments: Sequence[str]) -> ExitCode:
     for command in wanted:
         function: Callable[..., Any] = importlib.import_module(known[command]).main
         app.command(name=command)(function)
+    # Not Typer's own main(): it would turn a closed pipe into exit code 1, which means a verdict that fails.
+    group = typer.main.get_command(app)
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="python -m ci", standalone_mode=False)
+        with group.make_context("python -m ci", list(arguments)) as context:
+            code = group.invoke(context)
+    except Exit as done:
+        code = done.exit_code
     except TyperException as error:
         raise UsageError(error.format_message()) from error
     except (Abort, KeyboardInterrupt) as error:
@@ -65,9 +72,22 @@ def main() -> None:
     """Entry point: never a traceback for an error that was expected."""
     try:
         code = run(sys.argv[1:])
+        sys.stdout.flush()
     except CiError as error:
         print(error.message, file=sys.stderr)
         code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has seen enough; Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        print(f"cannot write {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        code = ExitCode.UNAVAILABLE
     sys.exit(int(code))
 
 

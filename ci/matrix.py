@@ -6,11 +6,13 @@ it is usually moving one bound in a long ledger and needs the line, not a traceb
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -98,7 +100,7 @@ def load(path: Path = MATRIX_FILE) -> Matrix:
     try:
         matrix = Matrix.model_validate(data)
     except ValidationError as error:
-        raise _shape_mistake(path, lines, data, error) from error
+        raise _shape_mistake(path, lines, error) from error
     for mistake in contradictions(matrix, path.parent):
         raise MatrixError(path, _line(lines, mistake.path), mistake.found, mistake.expected, _dotted(mistake.path))
     return matrix
@@ -147,17 +149,27 @@ def _dotted(path: Path_) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _shape_mistake(path: Path, lines: Mapping[Path_, int], data: Any, error: ValidationError) -> MatrixError:
-    """The first of Pydantic's errors as one of ours."""
-    first = error.errors()[0]
-    # Pydantic adds the names of union members and "[key]" to the location: keep what the file itself has.
-    place: Path_ = ()
-    for part in first["loc"]:
-        if (*place, part) in lines:
-            place = (*place, part)
-    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+def _shape_mistake(path: Path, lines: Mapping[Path_, int], error: ValidationError) -> MatrixError:
+    """The first of Pydantic's errors as one of ours; a field too many goes before the one that it was meant to be."""
+
+    def place(details: ErrorDetails) -> Path_:
+        # Pydantic adds the names of union members and "[key]" to the location: keep what the file itself has.
+        found: Path_ = ()
+        for part in details["loc"]:
+            if (*found, part) in lines:
+                found = (*found, part)
+        return found
+
+    errors = error.errors()
+    first = min(errors, key=lambda each: (each["type"] == "missing", _line(lines, place(each))))
+    here, kind = place(first), first["type"]
     if kind == "missing":
-        return MatrixError(path, _line(lines, place), "nothing", f"the field `{first['loc'][-1]}`", _dotted(place))
+        return MatrixError(path, _line(lines, here), "nothing", f"the field `{first['loc'][-1]}`", _dotted(here))
     if kind == "extra_forbidden":
-        return MatrixError(path, _line(lines, place), f"`{place[-1]}`", "no such field here", _dotted(place))
-    return MatrixError(path, _line(lines, place), repr(first["input"]), message, _dotted(place))
+        word = str(here[-1])
+        absent = [str(each["loc"][-1]) for each in errors if each["type"] == "missing" and place(each) == here[:-1]]
+        near = difflib.get_close_matches(word, absent, n=1)
+        meant = f"did you mean `{near[0]}`?" if near else "no such field here"
+        return MatrixError(path, _line(lines, here), f"`{word}`", meant, _dotted(here))
+    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return MatrixError(path, _line(lines, here), repr(first["input"]), expected, _dotted(here))
