@@ -29,7 +29,7 @@ from ci.provision.runtime import Environment, Override, Recipe, Runtime
 from ci.runfolder import RunFolder, explained
 from ci.runrecord import EVIDENCE, FAILING, CellRecord, Context, RunRecord, SavedPlan, write_plan, write_run
 from ci.stackrun import StackOrder, run_stack
-from ci.userfiles import Adapter, copy_into
+from ci.userfiles import Adapter, copy_into, read_ds_config
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,8 @@ class Execution:
         self, order_file: Path, stack: PlannedStack, cells: Sequence[Cell], inputs: Sequence[Path]
     ) -> None:
         request = self._request
-        inside = [request.runtime.path_inside(path) for path in inputs]
-        adapter = f"{inside[0]}:{request.adapter.cls}" if request.adapter else None
-        ds_config = inside[-1] if request.ds_config else None
+        adapter = f"{request.runtime.path_inside(inputs[0])}:{request.adapter.cls}" if request.adapter else None
+        ds_config = read_ds_config(request.ds_config) if request.ds_config else None
         backend = request.matrix.backends[request.plan.backend]
         content = order.build(request.plan.backend, backend, stack, cells, adapter=adapter, ds_config=ds_config)
         with explained(order_file):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ def build(
     cells: Sequence[Cell],
     *,
     adapter: str | None = None,
-    ds_config: str | None = None,
+    ds_config: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The order for one stack. adapter ("FILE.py:Class") and ds_config are paths as seen inside the runtime."""
+    """The order for one stack. adapter: "FILE.py:Class", as the runtime sees the path. ds_config: its content."""
     return {
         "schema": SCHEMA,
         "backend": {

@@ -25,27 +25,33 @@ def brief_time(seconds: float) -> str:
 
 
 class Estimate:
-    """How long the rest takes: the mean of the finished cells, of the same job where there are any."""
+    """How long the rest takes: the mean of the finished cells, of the same job where there are any.
+
+    The first cell of each worker waited for the import of the stack, so it counts only while there is no other.
+    """
 
     def __init__(self, jobs: Sequence[str], workers: int) -> None:
         self._left = list(jobs)
         self._workers = max(1, workers)
-        self._durations: dict[str, list[float]] = {}
+        self._done: list[tuple[str, float]] = []
 
     def finished(self, job: str, seconds: float) -> None:
         """Count one cell of this job as done."""
         if job in self._left:
             self._left.remove(job)
-        self._durations.setdefault(job, []).append(seconds)
+        self._done.append((job, seconds))
 
     def left_s(self) -> float | None:
         """Seconds left, or None while nothing is known."""
-        everything = [value for values in self._durations.values() for value in values]
-        if not everything:
+        done = self._done[self._workers :] or self._done
+        if not done:
             return None
-        means = {job: sum(values) / len(values) for job, values in self._durations.items()}
-        overall = sum(everything) / len(everything)
-        return sum(means.get(job, overall) for job in self._left) / self._workers
+        overall = sum(seconds for _, seconds in done) / len(done)
+        left = 0.0
+        for job in self._left:
+            of_job = [seconds for its, seconds in done if its == job]
+            left += sum(of_job) / len(of_job) if of_job else overall
+        return left / self._workers
 
 
 class ProgressView:

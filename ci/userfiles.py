@@ -12,6 +12,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ci.errors import UsageError
 
@@ -57,8 +58,8 @@ def check_adapter(value: str) -> Adapter:
     return Adapter(path, cls)
 
 
-def check_ds_config(path: Path) -> Path:
-    """The file is a JSON object, as DeepSpeed expects."""
+def read_ds_config(path: Path) -> dict[str, Any]:
+    """The configuration; a JSON object, as DeepSpeed expects."""
     text = _read(path, "--ds-config")
     try:
         value = json.loads(text)
@@ -66,6 +67,12 @@ def check_ds_config(path: Path) -> Path:
         raise UsageError(f"--ds-config: {path}:{error.lineno}: not valid JSON: {error.msg}") from error
     if not isinstance(value, dict):
         raise UsageError(f"--ds-config: {path}: found {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def check_ds_config(path: Path) -> Path:
+    """The file holds a configuration that can be read."""
+    read_ds_config(path)
     return path
 
 

@@ -22,7 +22,7 @@ from ci.runrecord import Context
 
 PINS = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
 
-STACK = '''
+STACK = """
 import json, os, subprocess, sys, time
 order = json.load(open(sys.argv[1])); results = sys.argv[2]; behaviour = json.loads(os.environ["BEHAVIOUR"])
 def evidence(cell, norm):
@@ -54,7 +54,7 @@ for cell in order["cells"]:
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         open(results + "/child.pid", "w").write(str(child.pid))
         time.sleep(600)
-'''
+"""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""ci.execute with a stand-in runtime: records, reasons, limits, interrupts; whatever happens, nothing is left behind."""
+"""ci.execute with a stand-in runtime: records, reasons, limits, interrupts; nothing is ever left behind."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def test_a_wrong_norm_fails_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "said"),
     [
-        ("crash", "pytest ended with exit code 1 and left no evidence of this cell; the last line of pytest.log: Fatal"),
+        (
+            "crash",
+            "pytest ended with exit code 1 and left no evidence of this cell; the last line of pytest.log: Fatal",
+        ),
         ("half", "pytest ended with exit code 3"),
         ("killed", "the process was killed from outside (out of memory?)"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -49,10 +50,8 @@ def test_a_shield_holds_the_interrupt_back_to_its_end() -> None:
 
 def test_an_interrupt_swallowed_by_a_library_is_raised_by_check() -> None:
     with Interrupts() as interrupts:
-        try:
+        with contextlib.suppress(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
-        except Interrupted:
-            pass
         with pytest.raises(Interrupted):
             interrupts.check()
 
@@ -88,9 +87,7 @@ def test_an_adapter_is_read_and_never_imported(tmp_path: Path) -> None:
         ("x = 'a\0b'", "mine.py:A", "not valid Python"),
     ],
 )
-def test_a_wrong_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, value: str, says: str
-) -> None:
+def test_a_wrong_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, value: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(content)
     with pytest.raises(UsageError, match=says.replace("?", r"\?").replace("(", r"\(")):
@@ -99,7 +96,11 @@ def test_a_wrong_adapter(
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"{\n  'a': 1}", r"c.json:2: not valid JSON"), (b"[1]", "found list, expected a JSON object"), (b"\xff", "UTF-8")],
+    [
+        (b"{\n  'a': 1}", r"c.json:2: not valid JSON"),
+        (b"[1]", "found list, expected a JSON object"),
+        (b"\xff", "UTF-8"),
+    ],
 )
 def test_a_wrong_ds_config(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "c.json").write_bytes(content)
@@ -184,17 +185,21 @@ def test_appending_after_a_line_that_was_cut_short(tmp_path: Path) -> None:
 def test_pin_differences_compare_names_as_pip_does() -> None:
     stack = PlannedStack("x", {"torch-npu": "1", "b": "2", "c": "3"}, None, check_pins=True)
     assert pin_differences(stack, {"Torch_NPU": "1", "B": "2", "c": "3", "d": "4"}) is None
-    assert pin_differences(stack, {"torch-npu": "1", "b": "3"}) == "pins differ: b 3 instead of 2, c missing instead of 3"
+    assert (
+        pin_differences(stack, {"torch-npu": "1", "b": "3"}) == "pins differ: b 3 instead of 2, c missing instead of 3"
+    )
     assert pin_differences(PlannedStack("current", {"b": "2"}, None, check_pins=False), {}) is None
 
 
 def test_the_time_left_is_told_by_the_job() -> None:
     estimate = Estimate(["a", "a", "a", "b"], workers=1)
     assert estimate.left_s() is None
+    estimate.finished("a", 30)  # with the import of the stack
+    assert estimate.left_s() == 90
     estimate.finished("a", 4)
-    assert estimate.left_s() == 12  # b is unknown yet: taken as the others
+    assert estimate.left_s() == 8  # b is unknown yet: taken as the others
     estimate.finished("b", 1)
-    assert estimate.left_s() == 8
+    assert estimate.left_s() == 4
     assert Estimate(["a"], workers=1).left_s() is None
 
 
