@@ -155,14 +155,13 @@ def make_plan(matrix: Matrix, selection: Selection) -> Plan:
 class _LaneCase:
     """A case of a lane before it meets a stack.
 
-    selecting: the keys that select exactly this case within the lane. fixed_world_size: `--world-size` does not
-    apply. requirements: which of the job's per-case requirements apply, as bits.
+    selecting: the keys that select exactly this case within the lane. requirements: which of the job's per-case
+    requirements apply, as bits.
     """
 
     name: str
     values: dict[str, Scalar]
     selecting: tuple[str, ...]
-    fixed_world_size: bool
     requirements: int
 
 
@@ -184,6 +183,8 @@ def _jobs(matrix: Matrix, selection: Selection) -> dict[str, Job]:
     for job in selection.jobs:
         if job not in matrix.jobs:
             raise UsageError(f"unknown job {job!r}; {choices(job, matrix.jobs)}")
+    if selection.adapter is not None and selection.ds_config is not None:
+        raise UsageError("--adapter and --ds-config belong to different jobs; give one of them")
     wanted = set(selection.jobs) or set(matrix.jobs)
     for option, value, only in (
         ("--adapter", selection.adapter, ADAPTER_JOB),
@@ -193,8 +194,6 @@ def _jobs(matrix: Matrix, selection: Selection) -> dict[str, Job]:
             if only not in wanted:
                 raise UsageError(f"{option} belongs to job {only}, which --job leaves out")
             wanted = {only}
-    if selection.adapter is not None and selection.ds_config is not None:
-        raise UsageError("--adapter and --ds-config belong to different jobs; give one of them")
     if selection.adapter is not None:
         check_adapter(selection.adapter)
     return {job_id: job for job_id, job in matrix.jobs.items() if job_id in wanted}
@@ -269,7 +268,7 @@ def _job_cases(matrix: Matrix, lane: Lane, job_id: str, selection: Selection) ->
     if selection.ds_config is not None:
         patterns = (case_of_ds_config(check_ds_config(selection.ds_config), job),)
     exclusions = (*job.exclude, *lane.exclude.get(job_id, ()))
-    found: dict[str, tuple[dict[str, Scalar], bool]] = {}
+    found: dict[str, dict[str, Scalar]] = {}
     for pattern in patterns:
         fixed = "world_size" in pattern
         for given in cases.expand(pattern):
@@ -277,12 +276,12 @@ def _job_cases(matrix: Matrix, lane: Lane, job_id: str, selection: Selection) ->
                 given["world_size"] = selection.world_size
             values = cases.resolve(job, given)
             if not _excluded(exclusions, values):
-                found.setdefault(cases.name(job, values), (values, fixed))
-    selecting = _selecting(job, [values for values, _ in found.values()])
+                found.setdefault(cases.name(job, values), values)
+    selecting = _selecting(job, list(found.values()))
     result = []
-    for (name, (values, fixed)), keys in zip(found.items(), selecting, strict=True):
+    for (name, values), keys in zip(found.items(), selecting, strict=True):
         bits = sum(1 << i for i, extra in enumerate(job.case_requires) if cases.matches(extra.where, values))
-        result.append(_LaneCase(name, values, keys, fixed, bits))
+        result.append(_LaneCase(name, values, keys, bits))
     return result
 
 
@@ -382,7 +381,7 @@ def _command(selection: Selection, stack: str, job_id: str, case: _LaneCase) -> 
         words += ["--case", ",".join(f"{key}={cases.text(case.values[key])}" for key in case.selecting)]
     else:
         words += ["--ds-config", str(selection.ds_config)]
-    if selection.world_size is not None and not case.fixed_world_size:
+    if selection.world_size is not None:
         words += ["--world-size", str(selection.world_size)]
     if selection.adapter is not None:
         words += ["--adapter", selection.adapter]
