@@ -21,10 +21,14 @@ TOLERANCE = 1e-3
 Vectors = dict[str, list[float]]
 
 
-def cell(job: str = "grpo-lora", stack: str = "made-up", gated: str | None = None, **case: Scalar) -> Cell:
+def cell_of(job: str, case: Mapping[str, Scalar], stack: str = "made-up", gated: str | None = None) -> Cell:
     words = "-".join(f"{key}={value}" for key, value in case.items())
     command = f"nox -s cpu-zero -- --stack {stack} --job {job} --case {words}"
     return Cell(f"cpu/{stack}/{job}/{words}", "cpu", stack, job, case, 2, 60, gated, command)
+
+
+def cell(job: str = "grpo-lora", stack: str = "made-up", gated: str | None = None, **case: Scalar) -> Cell:
+    return cell_of(job, case, stack, gated)
 
 
 def matrix(defects: Iterable[Defect] = (), tolerance: float = TOLERANCE) -> Matrix:
@@ -116,6 +120,11 @@ def _shows(defect: Defect, position: int, raised: bool) -> bool:
     return position + 1 >= int(when.removeprefix("from:")) if when.startswith("from:") else True
 
 
+def _left(effects: Iterable[Effect], alternative: str, faults: Faults) -> tuple[str, ...]:
+    explained = _equals(effects) == alternative and "consistency" not in faults.moved
+    return () if explained else ("not as it must be",)
+
+
 def step(position: int, faults: Faults) -> jobs.Step:
     """One step, with every alternative recorded."""
     raised = faults.dynamic and position % 2 == 1
@@ -174,7 +183,7 @@ def step(position: int, faults: Faults) -> jobs.Step:
                 gradient=_gram(used, wanted[name]),
                 forward_error=shift["forward"] if _equals(effects["forward"]) == name else 1.0,
                 update_error=shift["update"] if _equals(effects["update"]) == name else 1.0,
-                consistency=("moved",) if "consistency" in faults.moved else (),
+                consistency=None if name == "truth" else _left(effects["consistency"], name, faults),
             )
             for name in (*jobs.ALTERNATIVES, "truth")
         },
