@@ -81,11 +81,13 @@ def _docker(facts: Facts, backend_base: str | None) -> Iterator[Finding]:
             yield Finding("base image", "note", found, "without a registry: nox -s base-image")
 
 
-def _venv(facts: Facts) -> Iterator[Finding]:
+def _venv(backend: str, facts: Facts) -> Iterator[Finding]:
     if facts.uv:
         yield Finding("uv", "ok", facts.uv)
     else:
         yield Finding("uv", "missing", "no uv found", 'pip install "nox[uv]"', "venv")
+    if backend != "cpu":
+        return
     if facts.torch_wheels:
         yield Finding("torch", "ok", f"wheel on disk: {', '.join(facts.torch_wheels)}")
     elif facts.torch_index:
@@ -148,7 +150,7 @@ def diagnose(backend: str, facts: Facts, *, base_image: str | None, unavailable:
     findings = [*_devices(backend, facts)]
     if unavailable:
         findings.append(Finding("this project", "missing", unavailable, "", "everything"))
-    findings += [*_host(facts), *_docker(facts, base_image), *_venv(facts), *_room(facts)]
+    findings += [*_host(facts), *_docker(facts, base_image), *_venv(backend, facts), *_room(facts)]
     blocked = {finding.needed_for for finding in findings if finding.state == "missing"}
     runtimes = () if "everything" in blocked else tuple(word for word in ("docker", "venv") if word not in blocked)
     return Diagnosis(backend, runtimes, tuple(findings))

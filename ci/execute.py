@@ -151,7 +151,6 @@ class Execution:
 
     def _provision(self, stack: PlannedStack) -> Environment:
         request = self._request
-        self._say(f"{stack.id}: {request.runtime.describe()}")
         environment = request.runtime.provision(request.recipes[stack.id], request.overrides.get(stack.id, ()))
         where = environment.image or environment.folder or environment.python
         how = "found as made before" if environment.reused else "made"

@@ -6,16 +6,16 @@ The doctor judges these facts, `cuda-zero` and `npu-zero` refuse by them, and ru
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlparse
 
 from ci import workers
+from ci.errors import EnvironmentUnavailable
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,6 @@ def _numbered(folder: Path, prefix: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}" for name in names if name.removeprefix(prefix).isdigit() and name != prefix)
 
 
-def local_wheels(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """File names of a package's wheels in the folders of PIP_FIND_LINKS and UV_FIND_LINKS."""
-    found: set[str] = set()
-    for variable, separators in (("PIP_FIND_LINKS", None), ("UV_FIND_LINKS", ",")):
-        for word in environment.get(variable, "").split(separators):
-            folder = Path(urlparse(word).path if word.startswith("file:") else word.strip())
-            try:
-                found |= {path.name for path in folder.glob(f"{name}-*.whl")}
-            except OSError:
-                continue
-    return tuple(sorted(found))
-
-
 def hardware() -> dict[str, str | int | float | None]:
     """The part of the facts that a run's record keeps: what the numbers were measured on."""
     total = None
@@ -90,17 +77,50 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     return platform.processor() or None
 
 
-def gather(environment: Mapping[str, str], *, torch_index: str = "", devices: Path = Path("/dev")) -> Facts:
-    """Look at this host."""
+def gather(devices: Path = Path("/dev")) -> Facts:
+    """Look at this host: its resources and its devices. Quick, and nothing else is asked."""
     return Facts(
         python=sys.version_info[:3],
         cores=workers.cores(),
         memory_free_mb=workers.free_memory_mb(),
         disk_free_mb=shutil.disk_usage(Path.cwd()).free // (1024 * 1024),
-        torch_wheels=local_wheels(environment, "torch"),
-        torch_index=torch_index,
         nvidia_driver=Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None,
         nvidia_devices=_numbered(devices, "nvidia"),
         ascend_driver=Path("/usr/local/Ascend/driver").exists() or shutil.which("npu-smi") is not None,
         davinci_devices=_numbered(devices, "davinci"),
     )
+
+
+def with_tools(facts: Facts, torch_index: str) -> Facts:
+    """The same host with what is asked of others: the engine, its builder and images, uv, wheels on disk."""
+    # The Docker SDK takes a moment to import, and only the doctor asks all this.
+    from docker.errors import DockerException
+
+    from ci.provision import engine
+    from ci.provision.site import Site, uv_executable
+
+    clients = engine.clients()
+    builder = engine.find_builder()
+    try:
+        uv: str | None = uv_executable()
+    except (EnvironmentUnavailable, FileNotFoundError):  # the latter: the package uv is there, its program is not
+        uv = None
+    torch = sorted({wheel.name for folder in Site.of().wheel_folders for wheel in folder.glob("torch-*.whl")})
+    facts = dataclasses.replace(
+        facts,
+        docker_client=clients[0] if clients else None,
+        builder=f"{builder.client} ({builder.version})" if builder else None,
+        uv=uv,
+        torch_wheels=tuple(torch),
+        torch_index=torch_index,
+    )
+    try:
+        client = engine.connect()
+        version, runtimes = client.version().get("Version", "?"), client.info().get("Runtimes") or {}
+        images = frozenset(tag for image in client.images.list() for tag in image.tags)
+    except EnvironmentUnavailable as error:
+        problem, _, mend = error.message.partition("; ")
+        return dataclasses.replace(facts, engine_problem=problem, engine_mend=mend)
+    except (DockerException, OSError) as error:
+        return dataclasses.replace(facts, engine_problem=f"the engine answers and then fails: {error}")
+    return dataclasses.replace(facts, engine=f"{version}", engine_runtimes=tuple(sorted(runtimes)), images=images)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from ci.commands import options
 from ci.doctor import missing_devices
 from ci.errors import ExitCode, NoDevice
 from ci.execute import Execution, Request
+from ci.installed import host_python
 from ci.interrupts import Interrupts
 from ci.matrix import load
-from ci.places import Place, choose
-from ci.plan import CURRENT, Plan, PlannedStack, make_plan
-from ci.provision.recipe import current_recipe, recipe_for
+from ci.plan import Plan, PlannedStack, make_plan
+from ci.provision.choose import Choice, choose
+from ci.provision.recipe import CURRENT, current_recipe, recipe_for
 from ci.provision.runtime import Override, Recipe, pytest_command
 from ci.report import print_run
 from ci.runrecord import Context
@@ -60,7 +60,7 @@ def main(
 
     with Interrupts() as interrupts:
         matrix = load()
-        missing = missing_devices(backend, facts.gather(os.environ))
+        missing = missing_devices(backend, facts.gather())
         if missing is not None and backend in matrix.backends:
             raise NoDevice(
                 f"{backend}: this host has no device for it: {missing.found}. "
@@ -86,8 +86,9 @@ def main(
             ),
         )
         plan.require_runnable()
-        place = choose(runtime.value if runtime else None, Path.cwd(), python=python, say=say)
-        say(str(place))
+        host = str(host_python(python)) if runtime is options.RuntimeName.HOST else None
+        place = choose(runtime, Path.cwd(), host, say)
+        say(f"{place.runtime.id}: {place.runtime.describe()} ({place.reason})")
         for planned in plan.stacks.values():
             if planned.nearest is not None:
                 say(f"{planned.id}: nearest to it of the shipped stacks is {planned.nearest}")
@@ -119,7 +120,7 @@ def main(
     return outcome.record.exit_code()
 
 
-def _context(backend: str, place: Place) -> Context:
+def _context(backend: str, place: Choice) -> Context:
     return Context(
         command=shlex.join(["python", "-m", "ci", *sys.argv[1:]]),
         commit=_commit(),
@@ -157,7 +158,7 @@ def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _dry_run(plan: Plan, place: Place, recipes: dict[str, Recipe], out: Path) -> ExitCode:
+def _dry_run(plan: Plan, place: Choice, recipes: dict[str, Recipe], out: Path) -> ExitCode:
     """The cells, one a line, and per stack the command that would run them."""
     for cell in plan.cells:
         print(cell.id if cell.gated is None else f"{cell.id}\tnot run: {cell.gated}")

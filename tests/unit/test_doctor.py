@@ -98,7 +98,7 @@ def test_devices_that_are_there() -> None:
 def test_device_files_are_counted_and_their_controls_are_not(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "davinci3", "davinci_manager"):
         (tmp_path / name).touch()
-    found = facts.gather({}, devices=tmp_path)
+    found = facts.gather(tmp_path)
     assert found.nvidia_devices == (f"{tmp_path}/nvidia0", f"{tmp_path}/nvidia1")
     assert found.davinci_devices == (f"{tmp_path}/davinci3",)
 
