@@ -35,9 +35,8 @@ def diff(before: RunRecord, after: RunRecord) -> list[Change]:
         left, right = old.get(name), new.get(name)
         label = (left or right or before.cells[0]).id
         if left is None or right is None:
-            changes.append(
-                Change(label, "cell", "absent" if left is None else "there", "absent" if right is None else "there")
-            )
+            there = ["absent" if cell is None else cell.verdict.value for cell in (left, right)]
+            changes.append(Change(label, "cell", *there))
             continue
         changes.extend(_cell(label if left.id == right.id else f"{left.id} -> {right.id}", left, right))
     return changes

@@ -7,6 +7,7 @@ opening another file. Commands are broken with a backslash, so that they can be 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -43,7 +44,7 @@ def number(value: float | None) -> str:
 def folded(command: str, width: int = WIDTH - 4) -> str:
     """A shell command over several lines, each but the last ending in a backslash."""
     lines: list[str] = []
-    for word in command.split(" "):
+    for word in map(shlex.quote, shlex.split(command)):
         if lines and len(lines[-1]) + 1 + len(word) <= width - 2:
             lines[-1] += f" {word}"
         else:
