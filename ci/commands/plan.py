@@ -102,7 +102,8 @@ def print_table(plan: Plan) -> None:
         Console().print(table)
     gated = len(plan.cells) - len(plan.runnable)
     stacks = ", ".join(plan.stacks)
-    print(f"{len(plan.cells)} cells on {stacks}; {gated} not run", file=sys.stderr)
+    cells = "1 cell" if len(plan.cells) == 1 else f"{len(plan.cells)} cells"
+    print(f"{cells} on {stacks}; {gated} not run", file=sys.stderr)
     for stack in plan.stacks.values():
         if stack.nearest is not None:
             print(f"{stack.id}: nearest shipped stack is {stack.nearest}", file=sys.stderr)
