@@ -85,7 +85,7 @@ def doctor(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that proves the project; `-- unit`, `-- stack`, `-- container` or a path select."""
     install(session, DEV)
-    ci(session, "tests", *session.posargs)
+    ci(session, "tests", "--", *session.posargs)
 
 
 @nox.session
