@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from ci.errors import UsageError
+from ci.provision.process import cannot_write
 from ci.provision.runtime import Recipe
 from ci.provision.site import Site, uv
 
@@ -118,3 +119,14 @@ def _tidy(text: str, source: str) -> str:
         if not line.startswith("#"):
             kept.append(line.replace(f"-r {source}", "matrix.yaml"))
     return "\n".join(kept) + "\n"
+
+
+def write(lock: Path, text: str) -> None:
+    """Replace a lock in one step."""
+    fresh = lock.with_suffix(".fresh")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(lock)
+    except OSError as error:
+        raise cannot_write(lock, error) from error

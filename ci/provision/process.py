@@ -46,7 +46,7 @@ def run(
     log: Path | None = None,
     timeout: float | None = None,
 ) -> Finished:
-    """Run a tool to its end in a session of its own; an exception or interrupt kills the whole session.
+    """Run a tool to its end in a session of its own; an exception or interrupt ends the whole session.
 
     With `log` both streams go to that file, and `output` is its text.
     """
@@ -69,10 +69,10 @@ def run(
         try:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
-            end(process, token, grace=0.0)
+            _end_session(process, token)
             raise EnvironmentUnavailable(f"{command[0]} did not answer within {timeout:.0f} s") from error
         except BaseException:  # an interrupt too: nothing of the tool may go on
-            end(process, token, grace=0.0)
+            _end_session(process, token)
             raise
     text = log.read_text(errors="replace") if log else (output or b"").decode(errors="replace")
     return Finished(tuple(command), process.returncode, text, (errors or b"").decode(errors="replace"))
@@ -95,15 +95,19 @@ def with_token(token: str) -> list[int]:
     return found
 
 
-def end(process: subprocess.Popen[bytes], token: str, grace: float = GRACE_S) -> None:
-    """Interrupt the process, give it some seconds, then kill it and everything that carries its token."""
-    if process.poll() is None and grace > 0:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+def _end_session(process: subprocess.Popen[bytes], token: str) -> None:
+    """Ask a tool and its children to end (an image build to cancel, debootstrap to unmount), then kill them."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    _kill(process, token)
+
+
+def _kill(process: subprocess.Popen[bytes], token: str) -> None:
+    """Kill the process, its group, and everything that carries its token."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + GRACE_S
     # A rank can fork while we look, so look until nothing is found.
@@ -150,7 +154,11 @@ class RunningProcess:
             return None
 
     def terminate(self) -> None:
-        end(self._process, self._token)
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGINT)
+            self.wait(GRACE_S)
+        _kill(self._process, self._token)
 
 
 def cannot_write(path: Path, error: OSError) -> EnvironmentUnavailable:

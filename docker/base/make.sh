@@ -30,7 +30,12 @@ if [ -z "$mirror" ] && command -v apt-get >/dev/null; then
 fi
 
 work=$(mktemp -d)
-trap 'rm -rf --one-file-system "$work"' EXIT
+clean_up() {
+    # debootstrap mounts it while it works, and cannot unmount it when it is killed.
+    if mountpoint -q "$work/root/proc"; then umount -l "$work/root/proc"; fi
+    rm -rf --one-file-system "$work"
+}
+trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
 
 # C.UTF-8 is part of libc-bin; anything beyond minbase is for the Dockerfile to say.

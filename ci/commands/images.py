@@ -1,0 +1,30 @@
+"""`images`: build the images of the stacks ahead of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ci.errors import ExitCode
+from ci.interrupts import Interrupts
+from ci.matrix import load
+from ci.provision import choose
+from ci.provision.recipe import recipe_for
+
+
+def main(
+    stacks: Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Default: all of them.")] = None,
+) -> ExitCode:
+    """Build the stacks' images; one whose ingredients did not change is only looked up."""
+    matrix = load()
+    root = Path.cwd()
+    recipes = [recipe_for(matrix, stack, root) for stack in stacks or sorted(matrix.stacks)]
+    with Interrupts():
+        runtime = choose.choose("docker", root, say=print).runtime
+        for recipe in recipes:
+            made = runtime.provision(recipe)
+            how = "unchanged" if made.reused else f"built in {made.seconds:.0f} s"
+            print(f"{recipe.stack}: {made.image} ({how})")
+    return ExitCode.OK
