@@ -142,6 +142,9 @@ class GrpoLora(Workload):
     def trainable(self, name: str) -> bool:
         return ".lora_" in name
 
+    def clip_share(self, logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
+        return clip_share(logprobs, batch)
+
     def steps(self) -> int:
         """With several iterations, two rounds of them."""
         return max(3, 2 * int(self.case.get("num_iterations", 1)))

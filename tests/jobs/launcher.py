@@ -57,10 +57,11 @@ class RankContext:
 
 @dataclasses.dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended. exception: {type, message, traceback} where its body raised; stack: where it hung."""
+    """How a rank ended. finished: its body came to an end, by return or exception. exception: {type, message, traceback} where its body raised; stack: where it hung."""
 
     rank: int
     exit_code: int | None
+    finished: bool
     peak_memory_mb: float | None = None
     exception: Mapping[str, str] | None = None
     stack: str | None = None
@@ -232,7 +233,7 @@ def _read_end(workdir: Path, rank: int, exit_code: int | None) -> RankEnd:
         end = json.loads(end_file.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         end = {}
-    return RankEnd(rank, exit_code, end.get("peak_memory_mb"), end.get("exception"), stack or None)
+    return RankEnd(rank, exit_code, bool(end), end.get("peak_memory_mb"), end.get("exception"), stack or None)
 
 
 def _death(ends: tuple[RankEnd, ...]) -> str | None:
@@ -245,4 +246,6 @@ def _death(ends: tuple[RankEnd, ...]) -> str | None:
             code = end.exit_code
             how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
             return f"rank {end.rank} ended with {how}"
+        if not end.finished:
+            return f"rank {end.rank} ended with exit code 0 before its work was done"
     return None

@@ -39,6 +39,7 @@ class Gradients:
     loss: float
     loss_error: float
     logprob_error: float | None
+    clip_share: float = 0.0
 
 
 def norm(tensors: Mapping[str, torch.Tensor | None]) -> float:
@@ -73,7 +74,7 @@ def gradients(
     total: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     last: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     count = sum(len(batches) for batches in micro_batches)
-    loss_sum = loss_error = 0.0
+    loss_sum = loss_error = clip_share = 0.0
     logprob_error: float | None = None
     for batches in micro_batches:
         for index, batch in enumerate(batches):
@@ -86,6 +87,8 @@ def gradients(
                 logprob_error = max(
                     logprob_error or 0.0, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask])
                 )
+            if logprobs is not None:
+                clip_share = max(clip_share, workload.clip_share(logprobs.detach(), batch.inputs))
             found = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
             for name, gradient in zip(names, found, strict=True):
                 if gradient is None:
@@ -96,7 +99,7 @@ def gradients(
                 if index == len(batches) - 1:
                     held = last[name]
                     last[name] = part if held is None else held + part
-    return Gradients(total, last, loss_sum, loss_error, logprob_error)
+    return Gradients(total, last, loss_sum, loss_error, logprob_error, clip_share)
 
 
 def _distance(measured: float, expected: float) -> float:
@@ -198,6 +201,7 @@ class _Referee:
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
         self.overflows: list[bool] = []
+        self.clip_share = 0.0
         self.model = model_at(workload, None, ranks[0].buffer_dtypes)
 
     def steps(self) -> Iterator[Step]:
@@ -218,6 +222,9 @@ class _Referee:
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
         truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
+        self.clip_share = max(self.clip_share, truth.clip_share)
+        if index == self.workload.steps() - 1:
+            violations += self._ratio_clip()
         overflow = any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
         self.overflows.append(overflow)
         used, unhanded, differing = assembled(records, self.shapes, "used")
@@ -263,6 +270,12 @@ class _Referee:
         )
         self.previous = truth.mean
         return step
+
+    def _ratio_clip(self) -> list[str]:
+        """A case of several iterations is about the ratio clip, so it must have seen it bind."""
+        if int(self.workload.case.get("num_iterations", 1)) == 1 or self.clip_share > 0:
+            return []
+        return ["the ratio clip never bound in this case, which cannot judge it"]
 
     def _overflowed(self, step: Step, before: Tensors, after: Tensors, violations: list[str]) -> Step:
         moved = [f"{n}: moved on an overflow step" for n in before if not torch.equal(before[n], after[n])]

@@ -62,6 +62,10 @@ class Workload:
         """Whether the parameter of this name belongs to a mixture-of-experts expert."""
         return False
 
+    def clip_share(self, logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
+        """Share of tokens at which the loss's own ratio clip binds; a case about it must see it bind."""
+        return 0.0
+
     def steps(self) -> int:
         """Optimizer steps of the case; at least three."""
         return 3

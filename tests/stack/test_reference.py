@@ -1,0 +1,157 @@
+"""The reference against definitions that do not use autograd: finite differences, and torch's own optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from tests.jobs import plain_optimizer, reference
+from tests.jobs.grpo import GrpoLora
+from tests.jobs.recorder import MicroBatch
+from tests.jobs.workload import generator, seed_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class _Double(GrpoLora):
+    """The workload in fp64, old log-probabilities fixed, so that its loss has a derivative to measure."""
+
+
+def _workload(**case: object) -> _Double:
+    return _Double({"dtype": "fp32", "num_iterations": 1, "beta": 0.0, **case}, seed=3)
+
+
+def _model(workload: GrpoLora) -> torch.nn.Module:
+    model = workload.build()
+    seed_weights(model, workload)
+    return model.double()
+
+
+def _batches(workload: GrpoLora, model: torch.nn.Module, ranks: int, accumulation: int) -> list[list[MicroBatch]]:
+    batches = []
+    for rank in range(ranks):
+        of_rank = []
+        for index in range(accumulation):
+            inputs = workload.micro_batch(rank, 0, index)
+            with torch.no_grad():
+                _, logprobs = workload.loss(model, inputs)
+            assert logprobs is not None
+            inputs["old_logprobs"] = logprobs.double()
+            of_rank.append(MicroBatch(inputs, 0.0, None))
+        batches.append(of_rank)
+    return batches
+
+
+def _mean_loss(workload: GrpoLora, model: torch.nn.Module, batches: list[list[MicroBatch]]) -> float:
+    """The training objective by its definition: mean over ranks and micro-batches, nothing else."""
+    losses = [workload.loss(model, batch.inputs)[0] for of_rank in batches for batch in of_rank]
+    return float(sum(losses)) / len(losses)
+
+
+@pytest.mark.parametrize(("ranks", "accumulation", "beta"), [(1, 1, 0.0), (2, 4, 0.0), (4, 1, 0.0), (2, 2, 0.04)])
+def test_gradient_equals_finite_differences(ranks: int, accumulation: int, beta: float) -> None:
+    """Central differences along random unit directions. The log-softmax is fp32: its noise over the step is 5e-5."""
+    workload = _workload(beta=beta)
+    model = _model(workload)
+    batches = _batches(workload, model, ranks, accumulation)
+    found = reference.gradients(model, workload, batches)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert set(found.mean) == set(parameters)
+    step = 3e-3
+    for direction in range(3):
+        along = {n: torch.randn(p.shape, generator=generator(direction, n)).double() for n, p in parameters.items()}
+        size = math.sqrt(sum(float(d.pow(2).sum()) for d in along.values()))
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.add_(along[name] / size, alpha=sign * step)
+                values.append(_mean_loss(workload, model, batches))
+                for name, parameter in parameters.items():
+                    parameter.sub_(along[name] / size, alpha=sign * step)
+        measured = (values[0] - values[1]) / (2 * step)
+        expected = sum(float((found.mean[n].double() * along[n]).sum()) for n in parameters) / size
+        assert measured == pytest.approx(expected, rel=2e-3, abs=5e-5)
+
+
+def test_last_micro_batch_is_what_each_ranks_last_one_contributes() -> None:
+    workload = _workload()
+    model = _model(workload)
+    batches = _batches(workload, model, 2, 3)
+    found = reference.gradients(model, workload, batches)
+    only_last = reference.gradients(model, workload, [of_rank[-1:] for of_rank in batches])
+    for name, gradient in found.last.items():
+        torch.testing.assert_close(gradient, only_last.mean[name] / 3)
+
+
+def test_fp16_scale_is_divided_out() -> None:
+    workload = _workload()
+    model = _model(workload).float()
+    batches = _batches(workload, model, 1, 1)
+    plain = reference.gradients(model, workload, batches)
+    scaled = reference.gradients(model, workload, batches, scale=1024.0)
+    for name, gradient in plain.mean.items():
+        torch.testing.assert_close(gradient, scaled.mean[name], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("clip", [None, 0.0, 0.1, 5.0])
+def test_clipping_is_torchs(clip: float | None) -> None:
+    gradient = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}
+    used = reference.scaled(gradient, reference.clip_coefficient(reference.norm(gradient), clip))
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in gradient]
+    for parameter, value in zip(parameters, gradient.values(), strict=True):
+        parameter.grad = value.clone()
+    if clip:
+        torch.nn.utils.clip_grad_norm_(parameters, clip)
+    for parameter, value in zip(parameters, used.values(), strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_stepped_follows_torch_over_several_steps(optimizer: str) -> None:
+    """From masters and moments alone, each single step equals the one inside torch's own run."""
+    config = plain_optimizer.settings({"optimizer": optimizer})
+    parameter = torch.nn.Parameter(torch.randn(7, generator=generator("start")))
+    whole = plain_optimizer.build([parameter], config)
+    for step in range(4):
+        before = parameter.detach().clone()
+        moments = {k: v.clone() for k, v in whole.state.get(parameter, {}).items() if k.startswith("exp_avg")}
+        parameter.grad = torch.randn(7, generator=generator("gradient", step))
+        whole.step()
+        single = plain_optimizer.stepped(before, parameter.grad, moments, step, config)
+        assert torch.equal(single, parameter.detach())
+        if optimizer == "adamw":
+            ahead = plain_optimizer.stepped(before, parameter.grad, moments, step + 1, config)
+            assert not torch.allclose(ahead, parameter.detach(), rtol=0, atol=1e-5)
+
+
+def test_tensor_error_is_relative_to_the_tensor_or_to_its_share_of_all() -> None:
+    wanted = {"large": torch.tensor([3.0, 4.0]), "small": torch.tensor([0.0])}
+    used = {"large": torch.tensor([3.0, 4.5]), "small": torch.tensor([0.5])}
+    errors = reference.tensor_errors(used, wanted)
+    assert errors["large"] == pytest.approx(0.1)
+    assert errors["small"] == pytest.approx(0.5 / (5 / math.sqrt(2)))
+
+
+def test_grams_give_the_error_against_any_factor() -> None:
+    wanted = {"w": torch.randn(50, generator=generator("wanted"))}
+    used = {"w": wanted["w"] * 0.25 + 1e-3 * torch.randn(50, generator=generator("noise"))}
+    gram = reference.grams(used, wanted)["w"]
+    for factor in (1.0, 0.25, 2.0):
+        by_gram = math.sqrt(max(0.0, gram.gg - 2 * factor * gram.gr + factor**2 * gram.rr))
+        assert by_gram == pytest.approx(float((used["w"].double() - factor * wanted["w"].double()).norm()), rel=1e-6)
+
+
+def test_seeded_weights_do_not_depend_on_the_order_of_construction() -> None:
+    workload = _workload()
+    first, second = workload.build(), workload.build()
+    torch.manual_seed(5)
+    seed_weights(first, workload)
+    torch.manual_seed(6)
+    seed_weights(second, workload)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    other = dataclasses.replace(workload, seed=4)
+    seed_weights(second, other)
+    assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
