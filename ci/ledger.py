@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -48,6 +49,7 @@ class Explanation:
     hidden: tuple[Defect, ...] = ()
 
 
+@cache
 def _contains(specifier: str, version: str | None) -> bool:
     try:
         return version is not None and SpecifierSet(specifier).contains(Version(version), prereleases=True)

@@ -7,8 +7,7 @@ says that each entry means something precise, not that the library does it: test
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from ci import cases, ledger
+from ci import ledger
 from ci.judge import judge_cell
-from ci.matrix import Defect, Effect, Matrix, Scalar, load
-from ci.plan import Cell
+from ci.matrix import Defect, Effect, Matrix, load
+from ci.plan import Cell, Selection, make_plan
 from ci.runrecord import CellRecord, Verdict
 from tests.unit import synthetic
 from tests.unit.synthetic import TOLERANCE, Faults
@@ -49,51 +48,30 @@ def shipped() -> Matrix:
     return load(ROOT / "matrix.yaml")
 
 
-def releases() -> list[str]:
-    return sorted({stack.pins["deepspeed"] for stack in shipped().stacks.values()}, key=Version)
+@cache
+def planned(lane: str) -> tuple[tuple[Cell, str], ...]:
+    """Every runnable cell of a lane's cases on every shipped stack, with the release of DeepSpeed there."""
+    plan = make_plan(shipped(), Selection(lane=lane, stacks=tuple(shipped().stacks)))
+    return tuple((cell, shipped().stacks[cell.stack].pins["deepspeed"]) for cell in plan.runnable)
 
 
-def cells(entry: Defect) -> Iterator[Cell]:
-    """Cells that an entry claims: of every job, the default case moved to each combination that `where` allows."""
-    for name, job in shipped().jobs.items():
-        if not set(entry.where) - {"job"} <= set(job.keys) or entry.where.get("job", name) != name:
-            continue
-        choices = [
-            [value for value in job.keys[key].allowed if value not in ("integer", "number")]
-            + [value for value in _listed(entry.where.get(key)) if isinstance(value, (int, float))]
-            + [value for value in (1, 4) if "integer" in job.keys[key].allowed]
-            if key in entry.where
-            else [None]
-            for key in job.ordered_keys
-        ]
-        for values in itertools.product(*choices):
-            given = {key: value for key, value in zip(job.ordered_keys, values, strict=True) if value is not None}
-            given = {**{key: job.keys[key].allowed[0] for key in job.keys if _free(job.keys[key])}, **given}
-            case = cases.resolve(job, given)
-            if cases.matches(entry.where, {**case, "job": name}):
-                yield synthetic.cell_of(name, case)
-
-
-def _listed(wanted: Scalar | tuple[Scalar, ...] | None) -> tuple[Scalar, ...]:
-    return wanted if isinstance(wanted, tuple) else () if wanted is None else (wanted,)
-
-
-def _free(key: Any) -> bool:
-    return key.default is None and not key.default_when
+def claiming(cell: Cell, release: str) -> tuple[Defect, ...]:
+    return ledger.claiming(shipped().defects, cell, {"deepspeed": release}, ())
 
 
 def claimed() -> list[tuple[Defect, Cell, str]]:
-    """(entry, a cell it claims, a release): a few cells, in the first and the last affected release of the stacks."""
+    """(entry, a cell of the pull-request lane it claims, its release): per entry the oldest and the newest release."""
     found = []
+    cells = [(cell, release, claiming(cell, release)) for cell, release in planned("pull-request")]
     for entry in shipped().defects:
-        affected = [release for release in releases() if ledger.affects(entry, {"deepspeed": release})]
-        for release in dict.fromkeys((*affected[:1], *affected[-1:])):
-            found += [(entry, cell, release) for cell in itertools.islice(cells(entry), 2)]
+        mine = sorted((Version(release), cell.id) for cell, release, by in cells if entry in by)
+        ends = {id_ for _, id_ in (*mine[:1], *mine[-1:])}
+        found += [(entry, cell, release) for cell, release, _ in cells if cell.id in ends]
     return found
 
 
 CLAIMED = claimed()
-IDS = [f"{entry.id}-{release}-{number}" for number, (entry, _, release) in enumerate(CLAIMED)]
+IDS = [f"{entry.id}-{cell.id}" for entry, cell, _ in CLAIMED]
 
 
 def faults(cell: Cell, claiming: Sequence[Defect], moved: Mapping[str, float] | None = None) -> Faults:
@@ -115,11 +93,7 @@ def judged(cell: Cell, release: str, defects: Sequence[Defect], shown: Faults) -
     return judge_cell(cell, synthetic.evidence(cell, release, shown), matrix)
 
 
-def claiming(cell: Cell, release: str) -> tuple[Defect, ...]:
-    return ledger.claiming(shipped().defects, cell, {"deepspeed": release}, ())
-
-
-def test_every_entry_affects_a_shipped_stack_and_can_claim_a_cell() -> None:
+def test_the_pull_request_lane_over_the_shipped_stacks_shows_every_entry() -> None:
     assert {entry.id for entry, _, _ in CLAIMED} == {entry.id for entry in shipped().defects}
 
 
@@ -134,6 +108,22 @@ def test_the_exact_symptoms_of_all_claiming_entries_are_a_known_defect(entry: De
     found = judged(cell, release, shipped().defects, faults(cell, claims))
     assert found.verdict is Verdict.KNOWN_DEFECT, found.reason
     assert entry.id in found.defects and set(found.defects) == {each.id for each in claims}
+
+
+def test_no_cell_of_any_lane_is_claimed_by_entries_that_cannot_hold_together() -> None:
+    seen = set()
+    for lane in shipped().lanes:
+        for cell, release in planned(lane):
+            claims = claiming(cell, release)
+            shown = faults(cell, claims)
+            key = (tuple(entry.id for entry in claims), shown.clip, shown.dynamic)
+            if not claims or key in seen:
+                continue
+            seen.add(key)
+            found = judged(cell, release, shipped().defects, shown)
+            assert found.verdict is Verdict.KNOWN_DEFECT, (cell.id, key, found.reason)
+            hidden = {entry.id for entry in claims if shown.raises and entry.symptom.raises is None}
+            assert set(found.defects) == {entry.id for entry in claims} - hidden, cell.id
 
 
 @pytest.mark.parametrize(("entry", "cell", "release"), CLAIMED, ids=IDS)
