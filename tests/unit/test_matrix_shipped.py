@@ -9,6 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from ci import cases
+from ci.checks import MEASURED
 from ci.commands.schema import schemas
 from ci.matrix import Defect, Matrix, Scalar, Where, load
 from ci.plan import Plan, Selection, make_plan
@@ -118,6 +119,20 @@ def test_the_whole_night_contains_every_pull_request_cell_and_the_week_every_cel
     ids = {name: {cell.id for cell in lane(name).cells} for name in LANES}
     assert sorted(ids["pull-request"] - ids["nightly"]) == []
     assert sorted(ids["nightly"] - ids["weekly"]) == []
+
+
+def test_every_cell_of_every_lane_has_its_tolerances() -> None:
+    """Without one a check would be an `error` at night, when nobody looks."""
+    if not shipped().tolerances:
+        pytest.skip("no tolerance is calibrated yet")
+    lacking = set()
+    for name in LANES:
+        for cell in lane(name).cells:
+            found = shipped().tolerances_for(cell.job, cell.case) or {}
+            if not set(MEASURED) <= set(found):
+                keys = ("zero_stage", "dtype", "gradient_accumulation_steps")
+                lacking.add((cell.job, *(cell.case.get(key) for key in keys)))
+    assert sorted(lacking, key=str) == []
 
 
 def test_the_committed_schemas_are_up_to_date() -> None:
