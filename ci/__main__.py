@@ -18,6 +18,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 import ci.commands
 from ci.errors import CiError, ExitCode, Interrupted, UsageError, choices
+from ci.interrupts import Interrupts
 
 NOT_COMMANDS = ("options",)
 
@@ -69,9 +70,10 @@ def _nothing() -> None:
 
 
 def main() -> None:
-    """Entry point: never a traceback for an error that was expected."""
+    """Entry point: never a traceback for an error that was expected, nor for an interrupt at any moment."""
     try:
-        code = run(sys.argv[1:])
+        with Interrupts():
+            code = run(sys.argv[1:])
         sys.stdout.flush()
     except CiError as error:
         print(error.message, file=sys.stderr)

@@ -176,7 +176,8 @@ class Execution:
             return f"--fail-fast: {stack.id}: {differences}" if self._request.fail_fast else None
         world_sizes = [cell.world_size for cell in cells]
         chosen = workers.choose(world_sizes, cores=workers.cores(), free_mb=workers.free_memory_mb())
-        self._say(f"{stack.id}: {len(cells)} cells, {chosen.count} at a time ({chosen.why})")
+        many = "1 cell" if len(cells) == 1 else f"{len(cells)} cells, {chosen.count} at a time"
+        self._say(f"{stack.id}: {many} ({chosen.why})")
         order_file = folder / f"order.{stack.id}.json"
         self._write_order(order_file, stack, cells, inputs)
         by_id = {cell.id: cell for cell in cells}
