@@ -22,6 +22,7 @@ from tests.jobs import ds_config, loss_scaling, plain_optimizer, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder
 from tests.jobs.registry import user_files, workload_for
+from tests.jobs.user_lines import Watch
 
 COLLECTIVE_TIMEOUT_S = 45
 
@@ -35,6 +36,16 @@ def assert_preloaded() -> None:
             f"the rank server is not ready: {getattr(preload, 'THREADS', 0)} threads at the end of its imports "
             "(expected 1), or an import of the stack failed"
         )
+
+
+def assert_accelerator(backend: Mapping[str, Any]) -> str:
+    """The name of DeepSpeed's accelerator, which must be the backend's: without a device it falls back to the CPU."""
+    name: str = get_accelerator().device_name()
+    if name != backend["accelerator"]:
+        raise RuntimeError(
+            f"wrong accelerator: DeepSpeed chose {name!r}, the backend {backend['id']} needs {backend['accelerator']!r}"
+        )
+    return name
 
 
 def init_distributed(context: RankContext, communication: str) -> None:
@@ -73,21 +84,17 @@ def train(context: RankContext) -> None:
     payload = context.payload
     case: Mapping[str, Any] = payload["case"]
     backend: Mapping[str, Any] = payload["backend"]
-    accelerator = get_accelerator()
-    if accelerator.device_name() != backend["accelerator"]:
-        raise RuntimeError(
-            f"wrong accelerator: DeepSpeed chose {accelerator.device_name()!r}, the backend {backend['id']} "
-            f"needs {backend['accelerator']!r}"
-        )
-    applied = shims.apply_common(backend["accelerator"])
+    device = assert_accelerator(backend)
+    applied = shims.apply_common(device)
     if case["dtype"] == "fp16":
-        applied += shims.allow_fp16(accelerator)
+        applied += shims.allow_fp16(get_accelerator())
     workload = workload_for(payload)
     recorder = Recorder(context.rank)
+    watch = Watch(user_files(payload))
     where = "setup"
     try:
         init_distributed(context, backend["communication"])
-        config = configuration(case, payload)
+        config = workload.adjust_config(configuration(case, payload))
         model = workload.build_on_rank(config)
         settings = plain_optimizer.settings(case)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -111,7 +118,8 @@ def train(context: RankContext) -> None:
                 on_device = {k: v.to(engine.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
                 with recorder.timed():
                     where = f"forward, step {step}, micro-batch {index}"
-                    loss, logprobs = workload.loss(engine, on_device)
+                    with watch.during_forward(engine.module):
+                        loss, logprobs = workload.loss(engine, on_device)
                     with recorder.untimed():
                         recorder.micro_batch(batch, loss, logprobs)
                     if logprobs is not None and step % iterations == 0:
@@ -120,25 +128,34 @@ def train(context: RankContext) -> None:
                     engine.backward(loss)
                     where = f"step, step {step}"
                     engine.step()
+        recorder.facts["notes"] = watch.notes()
     except Exception as error:  # reason: what training or user code raises is evidence, whatever it is
         traceback.print_exc()
-        recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload))
-    recorder.save(context.record_path, device=accelerator.device_name(), shims=applied)
+        recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload), watch)
+    recorder.save(context.record_path, device=device, shims=applied)
 
 
+def describe(
+    error: BaseException, where: str, rank: int, files: tuple[Path, ...], watch: Watch | None = None
+) -> dict[str, Any]:
+    """An exception as evidence data.
 
-def describe(error: BaseException, where: str, rank: int, files: tuple[Path, ...]) -> dict[str, Any]:
-    """An exception as evidence data; user_frame is the innermost frame in one of the user's own files."""
+    user_frame: the innermost frame in one of the user's own files; outside the forward pass the line that autograd
+    has lost, if the watch saw one.
+    """
     frame = None
     for entry in traceback.extract_tb(error.__traceback__):
         if Path(entry.filename).resolve() in files:
             line = linecache.getline(entry.filename, entry.lineno or 0).strip()
             frame = f"{Path(entry.filename).name}:{entry.lineno} in {entry.name}: {line}"
+    seen = watch.first_line() if watch is not None else None
+    if seen is not None and (frame is None or not where.startswith("forward")):
+        frame = seen
     return {
         "type": type(error).__name__,
         "message": str(error)[:4000],
         "user_frame": frame,
-        "remedy": None,
+        "remedy": watch.remedy() if watch is not None else None,
         "where": where,
         "rank": rank,
         "at": time.time(),

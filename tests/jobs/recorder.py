@@ -59,7 +59,10 @@ class StepRecord:
 
 @dataclasses.dataclass
 class RankRecord:
-    """Everything one rank recorded; saved with torch.save, read by the reference."""
+    """Everything one rank recorded; saved with torch.save, read by the reference.
+
+    unfinished: the forward passes of a step that training did not finish.
+    """
 
     rank: int
     wrapper: str
@@ -70,6 +73,7 @@ class RankRecord:
     device: str
     shims: list[tuple[str, str]]
     facts: dict[str, Any]
+    unfinished: list[MicroBatch] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -180,8 +184,10 @@ class Recorder:
     def timed(self) -> Iterator[None]:
         """Time spent inside is the case's own training."""
         began = time.perf_counter()
-        yield
-        self.training_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self.training_s += time.perf_counter() - began
 
     def micro_batch(self, inputs: Mapping[str, Any], loss: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         """One forward pass. loss is before any division by the accumulation steps."""
@@ -240,7 +246,9 @@ class Recorder:
         shapes = {n: tuple(getattr(p, "ds_shape", p.shape)) for n, p in self._parameters.items()}
         wrapper = type(self._engine.optimizer).__name__ if self._engine is not None else ""
         dtypes = {} if self._engine is None else {n: b.dtype for n, b in self._engine.module.named_buffers()}
-        record = RankRecord(self.rank, wrapper, shapes, dtypes, self.steps, self.training_s, device, shims, self.facts)
+        record = RankRecord(
+            self.rank, wrapper, shapes, dtypes, self.steps, self.training_s, device, shims, self.facts, self._open
+        )
         torch.save(record, path)
 
 

@@ -60,7 +60,7 @@ def write_result(
         "training_s": max(record.training_s for record in records),
         "shims": records[0].shims,
         "exception": _first(exceptions),
-        "notes": [note for record in records for note in record.facts.get("notes", [])],
+        "notes": list(dict.fromkeys(note for record in records for note in record.facts.get("notes", []))),
     }
     (context.workdir / STEPS_FILE).write_text(json.dumps(result))
 

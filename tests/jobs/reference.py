@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from tests.jobs import loss_scaling, plain_optimizer, shims
-from tests.jobs.evidence import Alternative, Gram, Step, TensorError
+from tests.jobs.evidence import CHECKS, Alternative, Gram, Step, TensorError
 from tests.jobs.recorder import MicroBatch, RankRecord, StepRecord
 from tests.jobs.workload import DTYPES, Workload, seed_weights
 
 Tensors = dict[str, torch.Tensor]
 CLIP_EPSILON = 1e-6
+UNFINISHED = "an exception ended the step after its forward pass"
 WORST = 10
 
 
@@ -82,11 +83,7 @@ def gradients(
             value = float(loss.detach())
             loss_sum += value / count
             loss_error = max(loss_error, _distance(batch.loss, value))
-            if logprobs is not None and batch.logprobs is not None:
-                mask = batch.inputs["completion_mask"].bool()
-                logprob_error = max(
-                    logprob_error or 0.0, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask])
-                )
+            logprob_error = _worse(logprob_error, batch, logprobs)
             if logprobs is not None:
                 clip_share = max(clip_share, workload.clip_share(logprobs.detach(), batch.inputs))
             found = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
@@ -100,6 +97,30 @@ def gradients(
                     held = last[name]
                     last[name] = part if held is None else held + part
     return Gradients(total, last, loss_sum, loss_error, logprob_error, clip_share)
+
+
+def losses(
+    model: torch.nn.Module, workload: Workload, micro_batches: Sequence[Sequence[MicroBatch]]
+) -> tuple[float, float, float | None]:
+    """(mean loss, loss error, log-probability error) of recorded micro-batches, without gradients; see Step."""
+    count = sum(len(batches) for batches in micro_batches)
+    mean = loss_error = 0.0
+    logprob_error: float | None = None
+    for batch in (batch for batches in micro_batches for batch in batches):
+        with torch.no_grad():
+            loss, logprobs = workload.loss(model, batch.inputs)
+        mean += float(loss) / count
+        loss_error = max(loss_error, _distance(batch.loss, float(loss)))
+        logprob_error = _worse(logprob_error, batch, logprobs)
+    return mean, loss_error, logprob_error
+
+
+def _worse(known: float | None, batch: MicroBatch, logprobs: torch.Tensor | None) -> float | None:
+    """The larger of the log-probability error known so far and that of this micro-batch."""
+    if logprobs is None or batch.logprobs is None:
+        return known
+    mask = batch.inputs["completion_mask"].bool()
+    return max(known or 0.0, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask]))
 
 
 def _distance(measured: float, expected: float) -> float:
@@ -205,8 +226,32 @@ class _Referee:
         self.model = model_at(workload, None, ranks[0].buffer_dtypes)
 
     def steps(self) -> Iterator[Step]:
-        for index in range(min(len(rank.steps) for rank in self.ranks)):
+        complete = min(len(rank.steps) for rank in self.ranks)
+        for index in range(complete):
             yield self._step(index, [rank.steps[index] for rank in self.ranks])
+        begun = min(len(rank.unfinished) for rank in self.ranks)
+        if begun and all(len(rank.steps) == complete for rank in self.ranks):
+            yield self._unfinished(complete, [rank.unfinished[:begun] for rank in self.ranks])
+
+    def _unfinished(self, index: int, batches: Sequence[Sequence[MicroBatch]]) -> Step:
+        """The forward passes of a step that an exception ended later on; nothing else of it exists."""
+        if index:
+            masters, _, _ = assembled([rank.steps[-1] for rank in self.ranks], self.shapes, "master_after")
+            load(self.model, masters)
+        loss, loss_error, logprob_error = losses(self.model, self.workload, batches)
+        alternatives = {}
+        for name, workload in self.workload.alternatives().items():
+            _, error, other = losses(self.model, workload, batches)
+            alternatives[name] = Alternative(forward_error=max(error, other or 0.0))
+        return Step(
+            index=index,
+            loss=loss,
+            loss_error=loss_error,
+            logprob_error=logprob_error,
+            lr=self.settings.lr,
+            not_judged=dict.fromkeys((check for check in CHECKS if check != "forward"), UNFINISHED),
+            alternatives={"truth": Alternative(forward_error=max(loss_error, logprob_error or 0.0)), **alternatives},
+        )
 
     def _step(self, index: int, records: Sequence[StepRecord]) -> Step:
         violations = sorted({violation for record in records for violation in record.violations})

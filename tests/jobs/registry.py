@@ -12,13 +12,25 @@ from tests.jobs.workload import Workload
 def workload_for(payload: Mapping[str, Any]) -> Workload:
     """The workload of a cell. payload: job, case, seed, and adapter ("FILE.py:Class") or None."""
     case, seed = payload["case"], int(payload["seed"])
+    if payload["job"] == "grpo-lora" and case.get("trainer") == "trl":
+        from tests.jobs.trl_grpo import TrlGrpo
+
+        return TrlGrpo(case, seed)
     if payload["job"] == "grpo-lora":
         from tests.jobs.grpo import GrpoLora
 
         return GrpoLora(case, seed)
+    if payload["job"] == "zero3-custom-adapter":
+        from tests.jobs.adapter import CustomAdapter
+
+        return CustomAdapter(case, seed, payload.get("adapter"))
     raise LookupError(f"job {payload['job']!r} has no workload")
 
 
 def user_files(payload: Mapping[str, Any]) -> tuple[Path, ...]:
     """Files whose frames count as the user's own code in a traceback."""
-    return ()
+    if payload["job"] != "zero3-custom-adapter":
+        return ()
+    own = payload.get("adapter")
+    model = Path(__file__).resolve().with_name("adapter_model.py")
+    return (model, Path(own.rpartition(":")[0]).resolve()) if own else (model,)

@@ -47,6 +47,10 @@ class Workload:
         seed_weights(model, self)
         return model
 
+    def adjust_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The case's DeepSpeed configuration with what this workload is about."""
+        return config
+
     def after_initialize(self, engine: Any) -> None:
         """Called once the engine exists, for what a user would do then (register_external_parameter)."""
 
