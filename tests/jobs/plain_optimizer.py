@@ -15,19 +15,29 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """kind: "sgd" (lr 1, no momentum, no decay) or "adamw" (torch's defaults and a weight decay)."""
+    """kind: "sgd" (no decay) or "adamw" (torch's defaults and a weight decay). momentum: of SGD."""
 
     kind: str
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    momentum: float = 0.0
+
+
+FP16_LR = 2.0**-6
+"""Small, so that the gradient norms of an fp16 case stay on their side of the clip value and of twice that value."""
 
 
 def settings(case: Mapping[str, Any]) -> OptimizerSettings:
-    """The settings of a case. Engine cases use SGD(lr=1) unless they are about AdamW."""
+    """The settings of a case. Engine cases use SGD(lr=1) unless they are about AdamW or the loss scale of fp16.
+
+    A case about overflow has momentum: its optimizer needs a state that an overflow step must leave alone.
+    """
     if case.get("optimizer") == "adamw":
         return OptimizerSettings("adamw", lr=1e-3, weight_decay=0.01)
+    if case.get("dtype") == "fp16":
+        return OptimizerSettings("sgd", lr=FP16_LR, momentum=0.9 if case.get("loss_scale") == "overflow" else 0.0)
     return OptimizerSettings("sgd", lr=float(case.get("lr", 1.0)))
 
 
@@ -37,7 +47,7 @@ def build(parameters: Iterable[torch.nn.Parameter], config: OptimizerSettings) -
         return torch.optim.AdamW(
             parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
-    return torch.optim.SGD(parameters, lr=config.lr)
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
 
 
 def stepped(
@@ -49,7 +59,8 @@ def stepped(
 ) -> torch.Tensor:
     """The master after one plain step, fp32, same shape.
 
-    gradient None: the parameter is not touched. moments: "exp_avg" and "exp_avg_sq" before the step, absent means 0.
+    gradient None: the parameter is not touched. moments: "exp_avg" and "exp_avg_sq", or "momentum_buffer", before the
+    step; absent means 0.
     steps_before: optimizer steps already taken. Source: torch.optim.SGD and torch.optim.AdamW themselves.
     """
     if gradient is None:
@@ -63,5 +74,8 @@ def stepped(
             "exp_avg": moments.get("exp_avg", torch.zeros_like(master)).clone(),
             "exp_avg_sq": moments.get("exp_avg_sq", torch.zeros_like(master)).clone(),
         }
+    if config.momentum:
+        buffer = moments.get("momentum_buffer", torch.zeros_like(master))
+        optimizer.state[parameter] = {"momentum_buffer": buffer.clone()}
     optimizer.step()
     return parameter.detach()
