@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,8 +23,10 @@ from ci.interrupts import Interrupts
 from ci.matrix import load
 from ci.plan import Plan, PlannedStack, make_plan
 from ci.provision.choose import Choice, choose
+from ci.provision.host import HostRuntime
 from ci.provision.recipe import CURRENT, current_recipe, recipe_for
-from ci.provision.runtime import Override, Recipe, pytest_command
+from ci.provision.runtime import Override, Recipe, Runtime, pytest_command
+from ci.provision.venv import VenvRuntime
 from ci.report import print_run
 from ci.runrecord import Context
 from ci.userfiles import check_adapter
@@ -88,7 +91,8 @@ def main(
         plan.require_runnable()
         host = str(host_python(python)) if runtime is options.RuntimeName.HOST else None
         place = choose(runtime, Path.cwd(), host, say)
-        say(f"{place.runtime.id}: {place.runtime.describe()} ({place.reason})")
+        say(f"{place.runtime.id}: {place.reason}")
+        say(place.runtime.describe())
         for planned in plan.stacks.values():
             if planned.nearest is not None:
                 say(f"{planned.id}: nearest to it of the shipped stacks is {planned.nearest}")
@@ -99,7 +103,7 @@ def main(
             for name in plan.stacks
         }
         if dry_run:
-            return _dry_run(plan, place, recipes, out)
+            return _dry_run(plan, place.runtime, recipes, out)
         request = Request(
             plan=plan,
             matrix=matrix,
@@ -158,18 +162,23 @@ def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _dry_run(plan: Plan, place: Choice, recipes: dict[str, Recipe], out: Path) -> ExitCode:
-    """The cells, one a line, and per stack the command that would run them."""
+def _dry_run(plan: Plan, runtime: Runtime, recipes: Mapping[str, Recipe], out: Path) -> ExitCode:
+    """The cells, one a line, and per stack the command that would run them; nothing is made."""
     for cell in plan.cells:
         print(cell.id if cell.gated is None else f"{cell.id}\tnot run: {cell.gated}")
+    run = out.resolve() / f"TIME-{plan.backend}-ID"
     for name, recipe in recipes.items():
-        cells = [cell for cell in plan.runnable if cell.stack == name]
-        if not cells:
+        world_sizes = [cell.world_size for cell in plan.runnable if cell.stack == name]
+        if not world_sizes:
             continue
-        chosen = workers.choose(
-            [cell.world_size for cell in cells], cores=workers.cores(), free_mb=workers.free_memory_mb()
-        )
-        run = out / f"<time>-{plan.backend}-<id>"
-        python = f"<{place.runtime.id} of {recipe.stack}>/bin/python"
-        print(f"{name}: {shlex.join(pytest_command(python, f'{run}/order.{name}.json', str(run), chosen.count))}")
+        count = workers.choose(world_sizes, cores=workers.cores(), free_mb=workers.free_memory_mb()).count
+        order, results = str(run / f"order.{name}.json"), str(run)
+        if isinstance(runtime, VenvRuntime):
+            python = str(runtime.folder(recipe, _overrides(plan.stacks[name])) / "bin" / "python")
+        elif isinstance(runtime, HostRuntime):
+            python = runtime.python
+        else:
+            python, order, results = "/opt/stack/bin/python", "/work/order.json", "/results"
+        where = "in a container of its image: " if runtime.id == "docker" else ""
+        print(f"{name}: {where}{shlex.join(pytest_command(python, order, results, count))}")
     return ExitCode.OK

@@ -28,6 +28,11 @@ class HostRuntime:
     def id(self) -> RuntimeId:
         return "host"
 
+    @property
+    def python(self) -> str:
+        """The interpreter given."""
+        return self._python
+
     def describe(self) -> str:
         return f"the packages installed beside {self._python}"
 

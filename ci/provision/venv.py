@@ -55,17 +55,21 @@ class VenvRuntime:
     def describe(self) -> str:
         return f"isolated virtual environment under {self._folder} (uv)"
 
-    def provision(self, recipe: Recipe, overrides: Sequence[Override] = ()) -> Environment:
-        started = time.monotonic()
+    def folder(self, recipe: Recipe, overrides: Sequence[Override] = ()) -> Path:
+        """Where the stack is, or would be made: the folder's name is the hash of what goes into it."""
         lock = locks.read(recipe)
-        python = self._interpreter(recipe.python)
         scripts = [
             (recipe.dockerfile.parent / name).read_bytes() for name in ("install-stack.sh", "replace-packages.sh")
         ]
-        name = f"{recipe.stack}-" + cache.key(
-            FORMAT, python, platform.machine(), lock, *scripts, *map(replace.fingerprint, overrides)
-        )
-        target = self._folder / name
+        python = self._interpreter(recipe.python)
+        key = cache.key(FORMAT, python, platform.machine(), lock, *scripts, *map(replace.fingerprint, overrides))
+        return self._folder / f"{recipe.stack}-{key}"
+
+    def provision(self, recipe: Recipe, overrides: Sequence[Override] = ()) -> Environment:
+        started = time.monotonic()
+        python = self._interpreter(recipe.python)
+        target = self.folder(recipe, overrides)
+        name = target.name
         reused = _whole(target)
         if not reused:
             with cache.only_one(self._folder, name):
