@@ -21,6 +21,9 @@ from tests.jobs import evidence as ev
 from tests.jobs.launcher import Launcher, Outcome
 from tests.jobs.order import Cell, Order
 
+TRAINER_CLIPPING = 1.0
+"""max_grad_norm where a user of transformers' trainers sets none; it resolves "auto" in the configuration."""
+
 
 def installed_pins(names: Mapping[str, str]) -> dict[str, str]:
     """Versions really installed of the distributions a stack pins; "absent" where there is none."""
@@ -49,6 +52,10 @@ def pin_difference(order: Order) -> str | None:
 def clipping(cell: Cell, launcher: Launcher, order: Order, workdir: Path, log: Path) -> tuple[float | None, str | None]:
     """(the clip value that must hold or None, problem). loose: 10x the first norm; binding: half of it."""
     variant = cell.case.get("gradient_clipping", "unset")
+    if variant == "unset" and cell.case.get("path") == "direct":
+        return None, None  # built by hand, a wrapper's own default is not to clip
+    if variant == "unset" and cell.case.get("trainer") == "trl":
+        return TRAINER_CLIPPING, None
     if variant == "unset":
         return ds_config.unset_clipping(importlib.metadata.version("deepspeed")), None
     if variant not in ("loose", "binding"):

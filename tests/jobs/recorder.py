@@ -24,7 +24,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclasses.dataclass
 class Piece:
-    """A fragment's numbers in one step, each [numel] fp32. used is None where the optimizer was handed no gradient."""
+    """A fragment's numbers in one step, each [numel] fp32. used is None where the optimizer was handed no gradient.
+
+    moments: as the optimizer was handed them. state_after: the moments it holds once the step is over.
+    """
 
     name: str
     start: int
@@ -32,6 +35,7 @@ class Piece:
     master_after: torch.Tensor
     used: torch.Tensor | None
     moments: dict[str, torch.Tensor]
+    state_after: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -115,12 +119,16 @@ class InnerSpy:
 
     def _note(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         before = self._handed.get(id(tensor))
-        state = self._inner.state.get(tensor, {})
         self._handed[id(tensor)] = _Handed(
             None if gradient is None else gradient.detach().float().clone(),
-            {key: state[key].detach().clone() for key in MOMENTS if isinstance(state.get(key), torch.Tensor)},
+            {key: moment.detach().clone() for key, moment in self.state(tensor).items()},
             1 if before is None else before.times + 1,
         )
+
+    def state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The moments that the optimizer holds of a tensor now, by name; not copies."""
+        held = self._inner.state.get(tensor, {})
+        return {key: held[key] for key in MOMENTS if isinstance(held.get(key), torch.Tensor)}
 
     def take(self) -> tuple[dict[int, _Handed], int]:
         """(what was handed by tensor identity, number of inner steps) since the last take."""
@@ -217,6 +225,7 @@ class Recorder:
                     now,
                     None if used is None else fragment.read(used),
                     {} if given is None else {k: fragment.read(v) for k, v in given.moments.items()},
+                    {k: fragment.read(v) for k, v in self._spy.state(fragment.master).items()},
                 )
             )
         for master, mask in masters.padding(self._fragments).values():

@@ -222,6 +222,7 @@ class _Referee:
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
         self.overflows: list[bool] = []
+        self.scales: list[tuple[float | None, float | None]] = []
         self.clip_share = 0.0
         self.model = model_at(workload, None, ranks[0].buffer_dtypes)
 
@@ -270,6 +271,8 @@ class _Referee:
         self.clip_share = max(self.clip_share, truth.clip_share)
         if index == self.workload.steps() - 1:
             violations += self._ratio_clip()
+        if fp16:
+            violations += self._scales(index, records)
         overflow = any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
         self.overflows.append(overflow)
         used, unhanded, differing = assembled(records, self.shapes, "used")
@@ -293,11 +296,11 @@ class _Referee:
             not_judged={} if fp16 else {"loss_scale": f"{self.workload.case['dtype']} has no loss scale"},
         )
         if overflow:
-            return self._overflowed(step, before, after, violations)
+            return self._overflowed(step, records, before, after, violations)
         true_norm = norm(truth.mean)
         wanted = scaled(truth.mean, clip_coefficient(true_norm, self.clip))
         errors = tensor_errors(used, wanted)
-        moments = {key: assembled(records, self.shapes, key)[0] for key in ("exp_avg", "exp_avg_sq")}
+        moments = {key: assembled(records, self.shapes, key)[0] for key in _MOMENTS}
         update_errors = self._update_errors(before, after, used, unhanded, moments, index)
         lora = self._lora(truth.mean, used)
         step = dataclasses.replace(
@@ -322,12 +325,34 @@ class _Referee:
             return []
         return ["the ratio clip never bound in this case, which cannot judge it"]
 
-    def _overflowed(self, step: Step, before: Tensors, after: Tensors, violations: list[str]) -> Step:
+    def _scales(self, index: int, records: Sequence[StepRecord]) -> list[str]:
+        """Ranks that disagree about the loss scale, and at the end a dynamic scale that stood still."""
+        self.scales.append((records[0].loss_scale_before, records[0].loss_scale_after))
+        found = []
+        if any((record.loss_scale_before, record.loss_scale_after) != self.scales[-1] for record in records):
+            found.append("ranks hold different loss scales")
+        if index == self.workload.steps() - 1:
+            found += loss_scaling.never_moved(self.workload.case, self.scales)
+        return found
+
+    def _overflowed(
+        self, step: Step, records: Sequence[StepRecord], before: Tensors, after: Tensors, violations: list[str]
+    ) -> Step:
         moved = [f"{n}: moved on an overflow step" for n in before if not torch.equal(before[n], after[n])]
+        if any(record.inner_steps for record in records):
+            moved.append("the inner optimizer was stepped on an overflow step")
+        for rank, record in zip(self.ranks, records, strict=True):
+            held = rank.steps[step.index - 1].pieces if step.index else []
+            for earlier, piece in zip(held, record.pieces, strict=bool(held)):
+                moved += [
+                    f"{piece.name}: {moment} moved on an overflow step"
+                    for moment, value in piece.state_after.items()
+                    if not torch.equal(value, earlier.state_after.get(moment, torch.zeros_like(value)))
+                ]
         reason = "overflow step: the reported norm is recorded, nothing may move"
         return dataclasses.replace(
             step,
-            consistency=tuple(violations + moved),
+            consistency=tuple(violations + sorted(set(moved))),
             not_judged={**step.not_judged, **dict.fromkeys(("reported_norm", "gradient_used", "update"), reason)},
         )
 

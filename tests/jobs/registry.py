@@ -24,6 +24,14 @@ def workload_for(payload: Mapping[str, Any]) -> Workload:
         from tests.jobs.adapter import CustomAdapter
 
         return CustomAdapter(case, seed, payload.get("adapter"))
+    if payload["job"] == "fp16-optimizers" and case.get("path") == "direct":
+        from tests.jobs.fp16_direct import HandSet
+
+        return HandSet(case, seed)
+    if payload["job"] == "fp16-optimizers":
+        from tests.jobs.fp16_workload import DenseFp16
+
+        return DenseFp16(case, seed)
     raise LookupError(f"job {payload['job']!r} has no workload")
 
 
