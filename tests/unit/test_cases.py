@@ -99,6 +99,29 @@ def test_what_where_matches(where: dict[str, Scalar | tuple[Scalar, ...]], holds
     assert cases.matches(wanted, case) is holds
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "written"),
+    [
+        ("zero_stage", 3, "zero3"),
+        ("dtype", "bf16", "bf16"),
+        ("gradient_accumulation_steps", 4, "gas4"),
+        ("gradient_clipping", 0.75, "clip-0.75"),
+        ("world_size", 4, "ws4"),
+        ("loss_scale", "static-128", "scale-static-128"),
+        ("checkpointing", "reentrant", "ckpt-reentrant"),
+        ("init", "outside", "init-outside"),
+        ("num_iterations", 2, "iter2"),
+        ("beta", 0.04, "beta0.04"),
+        ("lora_b", "zero", "b-zero"),
+        ("experts", True, "experts"),
+        ("frozen", False, "no-frozen"),
+        ("path", "engine", "engine"),
+    ],
+)
+def test_how_a_value_is_written(key: str, value: Scalar, written: str) -> None:
+    assert cases.part(key, value) == written
+
+
 def test_a_default_may_depend_on_an_earlier_key() -> None:
     job = JOBS["grpo-lora"]
     base: dict[str, Scalar] = {"zero_stage": 0, "dtype": "bf16"}
@@ -124,7 +147,9 @@ def test_a_key_without_a_default_must_be_given() -> None:
     ],
 )
 def test_a_value_has_one_meaning_however_it_is_written(typed: str, key: str, value: Scalar) -> None:
-    assert cases.parse_filter(typed, JOBS)["grpo-lora"] == {key: value}
+    found = cases.parse_filter(typed, JOBS)["grpo-lora"]
+    assert found == {key: value}
+    assert type(found[key]) is type(value)  # 1.0 and 1 are equal in Python and not in JSON
 
 
 def test_a_filter_holds_for_the_jobs_that_have_all_its_keys() -> None:

@@ -295,7 +295,7 @@ def lanes(draw: st.DrawFn) -> Lane:
     return Lane(stacks=("newest",), cases={"grpo-lora": tuple(patterns)})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lane=lanes(), world_size=st.sampled_from([None, 1, 3]), data=st.data())
 def test_a_cells_command_selects_it_alone_in_any_lane(lane: Lane, world_size: int | None, data: st.DataObject) -> None:
     matrix = SHIPPED.model_copy(update={"lanes": {"pull-request": lane}})
