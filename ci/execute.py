@@ -152,9 +152,9 @@ class Execution:
     def _provision(self, stack: PlannedStack) -> Environment:
         request = self._request
         environment = request.runtime.provision(request.recipes[stack.id], request.overrides.get(stack.id, ()))
-        where = environment.image or environment.folder or environment.python
-        how = "found as made before" if environment.reused else "made"
-        self._say(f"{stack.id}: {where}, {how} ({brief_time(environment.seconds)})")
+        if made := environment.image or environment.folder:
+            how = "found as made before" if environment.reused else f"made in {brief_time(environment.seconds)}"
+            self._say(f"{stack.id}: {made}, {how}")
         for note in environment.notes:
             self._say(f"{stack.id}: {note}")
         self._image = environment.image or self._image
