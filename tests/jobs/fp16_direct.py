@@ -35,7 +35,7 @@ SHARED_NORM, EXPERT_NORM = 3.0, 4.0
 """Of a case with experts, together 5: a norm without the experts is 0.6 of the true one."""
 
 
-class Leaves(torch.nn.Module):
+class Leaves(torch.nn.Module):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
     """Parameters and nothing else; what they compute is never asked for."""
 
     def __init__(self, experts: bool) -> None:
@@ -81,10 +81,10 @@ class HandSet(Workload):
         return loss_scaling.STEPS[self.case["loss_scale"]]
 
 
-class LegacySgd(torch.optim.SGD):
+class LegacySgd(torch.optim.SGD):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
     """SGD with the keywords that the legacy paths pass to the fused LAMB and Adam: gradients beside their scale."""
 
-    def step(  # type: ignore[override]  # reason: the legacy call has keywords that torch's own does not
+    def step(
         self,
         closure: Any = None,
         grads: list[list[torch.Tensor]] | None = None,
@@ -120,8 +120,8 @@ def build_optimizer(
         if EXPERT_GROUP not in groups._EXPERT_PARALLEL_GROUP:
             groups._create_expert_and_data_parallel(1)
         for parameter in experts:
-            parameter.allreduce = False  # type: ignore[attr-defined]  # reason: how DeepSpeed marks an expert
-            parameter.group_name = EXPERT_GROUP  # type: ignore[attr-defined]  # reason: as above
+            parameter.allreduce = False  # how DeepSpeed marks an expert
+            parameter.group_name = EXPERT_GROUP
         param_groups.append({"params": experts, "name": EXPERT_GROUP, "moe": True})
     cls = LegacySgd if legacy else torch.optim.SGD
     inner = cls(param_groups, lr=settings.lr, momentum=settings.momentum)
@@ -197,7 +197,7 @@ def train(context: RankContext) -> None:
                 hand_made.backward(batch)
                 where = f"step, step {step}"
                 hand_made.step()
-    except Exception as error:  # reason: what training raises is evidence, whatever it is
+    except Exception as error:  # noqa: BLE001  # reason: what training raises is evidence, whatever it is
         traceback.print_exc()
         recorder.facts["exception"] = engine.describe(error, where, context.rank, ())
     recorder.save(context.record_path, device=accelerator.device_name(), shims=applied)

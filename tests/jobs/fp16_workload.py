@@ -28,7 +28,7 @@ OVERFLOW_FACTOR = 1e8
 """What the loss of an overflow step is multiplied by: its gradients overflow fp16 whether or not they were scaled."""
 
 
-class TwoLayers(torch.nn.Module):
+class TwoLayers(torch.nn.Module):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
     """[rows, 16] -> [rows, 8], in the dtype of its weights."""
 
     def __init__(self) -> None:
