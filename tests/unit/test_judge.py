@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ci.checks import predict
 from ci.evidence import Evidence, Reading
 from ci.judge import judge_cell, judge_run
 from ci.matrix import Defect
@@ -137,6 +138,18 @@ def test_entries_that_contradict_each_other_explain_nothing_together() -> None:
     previous = defect("previous", symptom={"reported_norm": {"equals": "previous_step"}})
     cell = judged(last, previous, faults=Faults([last]))
     assert (cell.verdict, cell.defects, cell.fixed) == (Verdict.FIXED_UPSTREAM, ("last",), ("previous",))
+    effects = [last.symptom.effects["reported_norm"], previous.symptom.effects["reported_norm"]]
+    step = synthetic.evidence(CELL, faults=Faults([last])).steps[0]
+    assert predict("reported_norm", effects[:1], step, TOLERANCE).ok
+    assert not predict("reported_norm", effects, step, TOLERANCE).ok
+
+
+def test_the_largest_set_that_explains_is_taken() -> None:
+    """Two defects that cancel: right numbers, and right only together (correcting one makes the other wrong)."""
+    doubled = defect("doubled", symptom={"gradient_used": {"times": 2.0}})
+    halved = defect("halved", symptom={"gradient_used": {"times": 0.5}})
+    cell = judged(doubled, halved)
+    assert (cell.verdict, cell.defects) == (Verdict.KNOWN_DEFECT, ("doubled", "halved"))
 
 
 def test_a_symptom_that_shows_in_one_step_too_few_is_a_regression() -> None:
@@ -335,7 +348,8 @@ def test_any_other_exception_is_a_regression() -> None:
 
 
 def test_an_expected_exception_that_does_not_come_is_fixed_upstream() -> None:
-    assert judged(CRASH).verdict is Verdict.FIXED_UPSTREAM
+    cell = judged(CRASH)
+    assert cell.verdict is Verdict.FIXED_UPSTREAM and "move its bound" in (cell.reason or "")
 
 
 def test_wrong_numbers_instead_of_the_expected_exception_are_a_regression() -> None:

@@ -53,6 +53,14 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
     assert runrecord.read_run(tmp_path) == run()
 
 
+def test_a_rewrite_puts_a_new_file_in_place_so_that_a_reader_never_sees_half_of_one(tmp_path: Path) -> None:
+    runrecord.write_run(tmp_path, run())
+    with (tmp_path / "run.json").open(encoding="utf-8") as old:
+        runrecord.write_run(tmp_path, run(Faults()))
+        assert RunRecord.model_validate_json(old.read()) == run()
+    assert runrecord.read_run(tmp_path) == run(Faults())
+
+
 def test_run_json_has_the_fields_of_the_contract(tmp_path: Path) -> None:
     runrecord.write_run(tmp_path, run())
     data = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
