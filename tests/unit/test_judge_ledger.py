@@ -82,7 +82,7 @@ def faults(cell: Cell, claiming: Sequence[Defect], moved: Mapping[str, float] | 
         moved or {},
         # Truth is about 2: a number or "binding" clips, the rest does not.
         clip=1.5 if clip not in ("unset", 0, "loose") else None,
-        dynamic=any(word in str(cell.case.get("loss_scale")) for word in ("dynamic", "init4")),
+        dynamic=cell.case.get("loss_scale", "static-128") != "static-128",
         raises=None if crash is None else MESSAGES[crash.id],
         steps=4,
     )
