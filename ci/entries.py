@@ -323,15 +323,14 @@ class Matrix(Entry):
     tolerances: tuple[Tolerance, ...]
     defects: tuple[Defect, ...]
 
-    def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance] | None:
-        """The tolerances of one case, those written for its job first; None when no group covers it.
+    def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance]:
+        """The tolerances of one case, those written for its job first; none where no group covers it.
 
         A job without accumulation counts as accumulation 1.
         """
         stage, dtype = case.get("zero_stage", 0), case.get("dtype")
         accumulation = case.get("gradient_accumulation_steps", 1)
         found: dict[Check, CheckTolerance] = {}
-        covered = False
         for wanted in (None, job):
             for group in self.tolerances:
                 if (
@@ -341,5 +340,4 @@ class Matrix(Entry):
                     and accumulation in group.gradient_accumulation_steps
                 ):
                     found |= group.checks
-                    covered = True
-        return found if covered else None
+        return found

@@ -144,6 +144,16 @@ def test_two_tolerances_for_one_check(tmp_path: Path) -> None:
         load(write(tmp_path, "- job: lora\n    stages", "- stages"))
 
 
+def test_two_cases_with_one_name(tmp_path: Path) -> None:
+    keys = "world_size: {default: 2, values: integer}\n"
+    text = TEXT.replace(keys, keys + "      path: {default: direct, values: [direct, adamw]}\n")
+    both = "- {zero_stage: 0, dtype: bf16, optimizer: adamw}\n        - {zero_stage: 0, dtype: bf16, path: adamw}"
+    with pytest.raises(
+        MatrixError, match="found two cases with the id zero0-bf16-adamw; expected one name for one case"
+    ):
+        load(write(tmp_path, LORA, both, text))
+
+
 def test_every_key_with_a_default_leaves_a_case_without_a_name(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="a default for every key"):
         load(write(tmp_path, "user_code: {values:", "user_code: {default: plain, values:"))
