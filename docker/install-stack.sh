@@ -8,7 +8,7 @@
 set -eu
 
 python=$1 lock=$2 target=$3
-here=$(dirname "$0")
+here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

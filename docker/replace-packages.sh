@@ -8,7 +8,7 @@
 set -eu
 
 target=$1 dir=$2
-here=$(dirname "$0")
+here=$(cd "$(dirname "$0")" && pwd)
 [ -f "$dir/requirements.txt" ] || exit 0
 
 cd "$dir"

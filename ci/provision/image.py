@@ -215,11 +215,13 @@ def _text(client: docker.DockerClient, container: str, path: str) -> str | None:
 
 def _must_be_readable(paths: Iterable[Path]) -> None:
     """The plain user inside is not root: what root keeps to itself would be a riddle there."""
-    if os.getuid():
-        return
     for path in paths:
-        needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
-        if path.stat().st_mode & needed != needed:
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise EnvironmentUnavailable(f"{path} cannot be shown to a container: {error.strerror}") from error
+        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+        if os.getuid() == 0 and mode & needed != needed:
             raise EnvironmentUnavailable(
                 f"{path} can be read by root only, and a container never runs as root; chmod -R o+rX {path}"
             )

@@ -104,6 +104,16 @@ def _end_session(process: subprocess.Popen[bytes], token: str) -> None:
     _kill(process, token)
 
 
+def end(process: subprocess.Popen[bytes], token: str) -> None:
+    """Interrupt a pytest (its children see to themselves), give it some seconds, then kill all that has the token."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    _kill(process, token)
+
+
 def _kill(process: subprocess.Popen[bytes], token: str) -> None:
     """Kill the process, its group, and everything that carries its token."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -154,11 +164,7 @@ class RunningProcess:
             return None
 
     def terminate(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGINT)
-            self.wait(GRACE_S)
-        _kill(self._process, self._token)
+        end(self._process, self._token)
 
 
 def cannot_write(path: Path, error: OSError) -> EnvironmentUnavailable:

@@ -97,7 +97,8 @@ def stage(overrides: Sequence[Override], recipe: Recipe, folder: Path) -> None:
             for name in checkout_files(override.path):
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(override.path / name, place / name, follow_symlinks=True)
-        requirements.append(f"./{place.name}")
+        # By name: only so does uv build DeepSpeed against what is installed instead of in isolation.
+        requirements.append(f"{override.package} @ ./{place.name}")
     kept = [
         f"{name}=={version}" for name, version in sorted(recipe.pins.items()) if canonicalize_name(name) not in replaced
     ]

@@ -1,0 +1,128 @@
+"""Nothing of a run or a tool is left behind, even what has moved into a session of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ci.errors import EnvironmentUnavailable
+from ci.provision import process
+from ci.provision.process import RunningProcess
+
+#: Writes the pids of itself, of a child in a session of its own and of that child's child, and then waits.
+FAMILY = """
+import os, signal, sys, time
+first = os.getpid()
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+if os.fork() == 0:
+    os.setsid()
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if os.fork() == 0:
+        os.setsid()
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{os.getpid()}\\n")
+if os.getpid() == first and "short" in sys.argv:
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+def wait_for_family(file: Path) -> list[int]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if file.exists() and len(pids := file.read_text().split()) == 3:
+            return list(map(int, pids))
+        time.sleep(0.01)
+    raise AssertionError("the processes did not start")
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}") and "Z" not in status(pid)]
+
+
+def status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_terminate_ends_every_process_of_a_run(tmp_path: Path, stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    pids = tmp_path / "pids"
+    command = [sys.executable, "-c", FAMILY, str(pids), *(["stubborn"] if stubborn else [])]
+    running = RunningProcess(command, env=os.environ, cwd=tmp_path, log_path=tmp_path / "log")
+    family = wait_for_family(pids)
+    assert running.poll() is None and running.wait(0.01) is None
+    running.terminate()
+    assert alive(family) == []
+    running.terminate()  # safe to say twice
+    assert running.poll() is not None
+
+
+def test_terminate_also_clears_up_after_a_run_that_ended_by_itself(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = [sys.executable, "-c", FAMILY, str(pids), "short"]
+    running = RunningProcess(command, env=os.environ, cwd=tmp_path, log_path=tmp_path / "log")
+    assert running.wait(10) == 0
+    family = wait_for_family(pids)
+    assert len(alive(family)) == 2
+    running.terminate()
+    assert alive(family) == []
+
+
+def test_output_and_exit_code_of_a_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('out'); sys.exit('err')"]
+    running = RunningProcess(command, env=os.environ, cwd=tmp_path, log_path=tmp_path / "log")
+    assert running.wait(10) == 1
+    assert sorted(running.log_path.read_text().split()) == ["err", "out"]
+
+
+def test_an_interrupt_while_a_tool_works_ends_the_tool(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    def interrupt() -> None:
+        wait_for_family(pids)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        process.run([sys.executable, "-c", FAMILY, str(pids)])
+    thread.join()
+    assert alive(wait_for_family(pids)) == []
+
+
+def test_a_tool_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = [sys.executable, "-c", FAMILY, str(pids)]
+    with pytest.raises(EnvironmentUnavailable, match="did not answer within 2 s"):
+        process.run(command, timeout=2)
+    assert alive(wait_for_family(pids)) == []
+
+
+def test_a_tool_that_is_absent_is_exit_3() -> None:
+    with pytest.raises(EnvironmentUnavailable, match="cannot start /no/such/tool: No such file"):
+        process.run(["/no/such/tool"])
+
+
+def test_a_full_disk_is_told_as_one() -> None:
+    error = process.cannot_write(Path("there"), OSError(28, "No space left on device"))
+    assert "the disk is full" in error.message and error.exit_code == 3
+
+
+def test_a_log_that_cannot_be_written_is_exit_3(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnavailable, match="absent/log: No such file"):
+        RunningProcess(["true"], env={}, cwd=tmp_path, log_path=tmp_path / "absent" / "log")
