@@ -148,9 +148,9 @@ def describe(
         if Path(entry.filename).resolve() in files:
             line = linecache.getline(entry.filename, entry.lineno or 0).strip()
             frame = f"{Path(entry.filename).name}:{entry.lineno} in {entry.name}: {line}"
-    seen = watch.first_line() if watch is not None else None
+    seen = watch.culprit() if watch is not None else None
     if seen is not None and (frame is None or not where.startswith("forward")):
-        frame = seen
+        frame = seen.line
     return {
         "type": type(error).__name__,
         "message": str(error)[:4000],

@@ -1,8 +1,8 @@
 """Which line of the user's own code touched a partitioned ZeRO-3 parameter, and what to write there instead.
 
 Autograd raises in backward, where the traceback holds no line of the user's. So each forward pass is watched: an
-operation that the user's code calls itself on a parameter whose data is away is remembered, nothing else is done.
-What DeepSpeed's own hooks do with such parameters is not the user's. Limit: an autograd function's `apply`
+operation that the user's code calls itself on a partitioned parameter is remembered, nothing else is done. What
+DeepSpeed's own hooks do with such parameters is not the user's. Limit: an autograd function's `apply`
 (DeepSpeed's F.linear up to 0.18) does not pass by here; where that fails, the traceback has the line.
 """
 
@@ -33,11 +33,15 @@ HARMLESS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Touch:
-    """An operation of the user's on a partitioned parameter. line: "file.py:12 in function: source"."""
+    """An operation of the user's on a ZeRO-3 parameter outside its module. line: "file.py:12 in function: source".
+
+    away: its data was partitioned then; otherwise it was gathered, and backward may find it partitioned.
+    """
 
     line: str
     operation: str
     parameter: str
+    away: bool
 
 
 class Watch(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
@@ -63,37 +67,44 @@ class Watch(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untype
         operation = _reads(func)
         if operation is not None:
             for argument in (*args, *(kwargs or {}).values()):
-                if isinstance(argument, torch.nn.Parameter) and is_away(argument):
+                if isinstance(argument, torch.nn.Parameter) and hasattr(argument, "ds_status"):
                     self._note(operation, argument)
         return func(*args, **(kwargs or {}))
 
     def _note(self, operation: str, parameter: torch.nn.Parameter) -> None:
-        frame = calling_frame(self._files)
+        away = is_away(parameter)
+        frame = calling_frame(self._files, direct=not away)
         if frame is None:
             return
-        touch = Touch(line_of(frame), operation, self._names.get(id(parameter), "a parameter"))
+        touch = Touch(line_of(frame), operation, self._names.get(id(parameter), "a parameter"), away)
         if touch not in self.touches:
             self.touches.append(touch)
 
-    def first_line(self) -> str | None:
-        """The first line that touched a partitioned parameter."""
-        return self.touches[0].line if self.touches else None
+    def culprit(self) -> Touch | None:
+        """The first touch of a parameter that was away; failing that, of one that was gathered for the moment."""
+        return next((touch for touch in self.touches if touch.away), next(iter(self.touches), None))
 
     def remedy(self) -> str | None:
-        """What to write instead of the first line."""
-        if not self.touches:
+        """What to write instead of the culprit's line."""
+        culprit = self.culprit()
+        if culprit is None:
             return None
-        names = self._of_line(self.touches[0].line)
+        names = self._of_line(culprit.line)
+        why = (
+            "partitioned there: iterating .parameters() does not gather"
+            if culprit.away
+            else "gathered there, but not any more where backward needs the same"
+        )
         return (
-            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} partitioned there, and iterating .parameters() "
-            f"does not gather. Write model.{names[0]} instead (attribute access gathers it), or call "
-            "deepspeed.zero.register_external_parameter(model, parameter) once for each after deepspeed.initialize. "
-            "To keep a module in the graph, add module(dummy_input).sum() * 0 to the loss"
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {why}. Write model.{names[0]} instead (attribute "
+            "access gathers and registers it), or call deepspeed.zero.register_external_parameter(model, parameter) "
+            "once for each after deepspeed.initialize. To keep a module in the graph, add "
+            "module(dummy_input).sum() * 0 to the loss"
         )
 
     def notes(self) -> list[str]:
-        """For each line: what it touched, where no exception tells of it."""
-        lines = dict.fromkeys(touch.line for touch in self.touches)
+        """For each line that read a parameter while it was away, for what no exception tells of."""
+        lines = dict.fromkeys(touch.line for touch in self.touches if touch.away)
         return [
             f"{line} reads {', '.join(self._of_line(line))}, partitioned by ZeRO-3 there: the values are missing"
             for line in lines
@@ -116,19 +127,26 @@ def is_away(parameter: torch.nn.Parameter) -> bool:
     return getattr(getattr(parameter, "ds_status", None), "name", "") == "NOT_AVAILABLE"
 
 
-def calling_frame(files: frozenset[str]) -> FrameType | None:
+def calling_frame(files: frozenset[str], *, direct: bool) -> FrameType | None:
     """The innermost frame of the user's that has called, unless DeepSpeed's code is in between.
 
+    direct: only where the user's code called the operation itself, not through a module or another library.
     A generator expression or comprehension stands for the function that it is written in.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] == "deepspeed":
+        module = str(frame.f_globals.get("__name__", ""))
+        theirs = frame.f_code.co_filename in files
+        if module.partition(".")[0] == "deepspeed" or (direct and not theirs and module not in _DISPATCH):
             return None
-        if frame.f_code.co_filename in files and not frame.f_code.co_name.startswith("<"):
+        if theirs and not frame.f_code.co_name.startswith("<"):
             return frame
         frame = frame.f_back
     return None
+
+
+_DISPATCH = frozenset({__name__, "torch.overrides", "torch._tensor", "torch.functional"})
+"""Modules whose frames lie between an operation as written and `__torch_function__`."""
 
 
 def line_of(frame: FrameType) -> str:
