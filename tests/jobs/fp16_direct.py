@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from deepspeed.runtime.fp16.loss_scaler import (
 )
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import groups
+from deepspeed.utils.timer import NoopTimer
 
 from tests.jobs import engine, fp16_workload, loss_scaling, masters, plain_optimizer, shims
 from tests.jobs.launcher import RankContext
@@ -141,7 +143,9 @@ def build_optimizer(
     else:
         arguments["static_loss_scale"] = float(section["loss_scale"])
     if fused:
-        return FP16_Optimizer(inner, has_moe_layers=bool(experts), **arguments)
+        # Up to 0.17.0 it reads attributes of an engine and calls timers, whether or not it was given any.
+        no_engine = types.SimpleNamespace(pipeline_parallelism=False, enable_backward_allreduce=True)
+        return FP16_Optimizer(inner, deepspeed=no_engine, timers=NoopTimer(), has_moe_layers=bool(experts), **arguments)
     return FP16_UnfusedOptimizer(inner, **arguments)
 
 

@@ -33,6 +33,7 @@ LINEAR = (
 )
 REDUCE = "0 != 96 Cannot reduce scatter gradients whose size is not same as the params"
 MESSAGES: Mapping[str, str] = {
+    "fp16-fused-static-without-timers": "'NoneType' object is not callable",
     "zero3-keepalive-after": SUM,
     "zero3-keepalive-before-empty-sum": SUM,
     "zero3-keepalive-before-linear": LINEAR,
