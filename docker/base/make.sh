@@ -25,6 +25,7 @@ fi
 
 mirror=${BASE_MIRROR:-}
 if [ -z "$mirror" ] && command -v apt-get >/dev/null; then
+    # shellcheck disable=SC2016  # these are apt's own variables
     mirror=$(apt-get indextargets --format '$(SITE) $(CODENAME) $(COMPONENT)' "Created-By: Packages" 2>/dev/null |
         awk -v suite="$suite" '$2 == suite && $3 == "main" { print $1; exit }') || mirror=
 fi

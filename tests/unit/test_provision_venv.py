@@ -201,6 +201,23 @@ def test_a_cache_that_cannot_be_written_is_exit_3(recipe: Recipe, runtime: VenvR
     assert ".cache" in caught.value.message and caught.value.exit_code == 3
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_exit_3_and_leaves_nothing(recipe: Recipe, tmp_path: Path, wheels: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "none", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"this root may not mount: {mounted.stderr.strip()}")
+    try:
+        site = Site(wheel_folders=(wheels,), indexes={"UV_OFFLINE": "1", "UV_NO_INDEX": "1"})
+        with pytest.raises(EnvironmentUnavailable, match="the disk is full; free some space") as caught:
+            VenvRuntime(disk, site).provision(recipe)
+        assert caught.value.exit_code == 3
+        assert venvs(disk) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_a_python_that_is_not_there_is_exit_3(recipe: Recipe, runtime: VenvRuntime) -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"Python 3\.99 cannot be made: this Python is not on the host"):
         runtime.provision(dataclasses.replace(recipe, python="3.99"))
