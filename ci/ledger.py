@@ -157,6 +157,15 @@ def _without(subset: tuple[Defect, ...], entry: Defect) -> tuple[Defect, ...]:
     return tuple(other for other in subset if other is not entry)
 
 
+def _testable(entry: Defect, measured: Measured) -> bool:
+    """Whether anything that was measured could have shown the entry's symptom."""
+    return entry.symptom.raises is not None or any(
+        check.ok is not None and _speaks(entry, name, position, step)
+        for position, (step, checks) in enumerate(zip(measured.steps, measured.checks, strict=True))
+        for name, check in checks.items()
+    )
+
+
 def _sorted_out(
     entries: Sequence[Defect],
     shown: tuple[Defect, ...],
@@ -165,7 +174,7 @@ def _sorted_out(
 ) -> Explanation:
     rest = tuple(entry for entry in entries if entry not in shown)
     # A crash leaves numbers unmeasured; what they would have shown is not known, so it is not called mended.
-    hidden = tuple(entry for entry in rest if measured.exception is not None and entry.symptom.raises is None)
+    hidden = tuple(entry for entry in rest if measured.exception is not None and not _testable(entry, measured))
     absent = tuple(entry for entry in rest if entry not in hidden)
     ambiguous = tuple(
         entry for entry in absent if holds(tuple(other for other in entries if other in shown or other is entry))

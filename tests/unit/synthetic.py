@@ -59,7 +59,7 @@ class Faults:
     """How a made-up case differs from a clean one.
 
     moved: {check: relative shift} applied on top of the defects, to every step. clip: gradient clipping, None unset.
-    raises: the message of the exception that ends the case, after `steps` steps.
+    raises: the message of the exception that ends the case, after the first forward pass.
     """
 
     defects: Sequence[Defect] = ()
@@ -190,6 +190,22 @@ def step(position: int, faults: Faults) -> jobs.Step:
     )
 
 
+def _cut_short(whole: jobs.Step) -> jobs.Step:
+    """A step that an exception ended after its forward pass."""
+    reason = "an exception ended the step after its forward pass"
+    return jobs.Step(
+        index=whole.index,
+        loss=whole.loss,
+        loss_error=whole.loss_error,
+        logprob_error=whole.logprob_error,
+        not_judged=dict.fromkeys((check for check in jobs.CHECKS if check != "forward"), reason),
+        alternatives={
+            name: jobs.Alternative(forward_error=alternative.forward_error)
+            for name, alternative in whole.alternatives.items()
+        },
+    )
+
+
 def recorded(wanted: Cell, deepspeed: str, faults: Faults | None = None) -> jobs.Evidence:
     """What the job would have written for this cell."""
     faults = faults or Faults()
@@ -200,7 +216,7 @@ def recorded(wanted: Cell, deepspeed: str, faults: Faults | None = None) -> jobs
         accelerator="cpu",
         device="cpu",
         world_size=wanted.world_size,
-        steps=tuple(step(position, faults) for position in range(0 if faults.raises else faults.steps)),
+        steps=(_cut_short(step(0, faults)),) if faults.raises else tuple(step(n, faults) for n in range(faults.steps)),
         exception=exception,
     )
 
