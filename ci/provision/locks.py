@@ -7,6 +7,7 @@ PyTorch's own index and re-served by mirrors and folders of wheels whose files c
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 from collections.abc import Mapping
@@ -100,7 +101,8 @@ def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
         command += ["--python-version", recipe.python, "--python-platform", PLATFORM, "--output-file", str(target)]
         # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages.
         if recipe.torch_index and not site.wheels_for({UNHASHED: recipe.pins.get(UNHASHED, "")}):
-            command += ["--find-links", f"{recipe.torch_index.rstrip('/')}/{UNHASHED}/"]
+            page = f"{recipe.torch_index.rstrip('/')}/{UNHASHED}/"
+            site = dataclasses.replace(site, wheel_pages=(*site.wheel_pages, page))
         uv(site, [*command, str(source)], f"the pins of stack {recipe.stack} cannot be locked")
         return _header(recipe.stack) + _tidy(target.read_text(encoding="utf-8"), str(source))
 
