@@ -148,10 +148,13 @@ def _pack(archive: Path, paths: Sequence[Path]) -> None:
             tar.add(path, arcname=path.name, filter=plain)
 
 
+#: BuildKit's own lines around what a step printed.
+_FRAME = re.compile(
+    r"sha256:|CACHED|DONE |\[|-{6}|\s*> |\s*$|exporting|transferring|executor failed|failed to solve|ERROR: executor"
+)
+
+
 def build_error(output: str) -> str:
     """The lines of a failed build that say why: what the failing step printed, without BuildKit's own frame."""
     lines = [re.sub(r"^#\d+ (\d+\.\d+ )?", "", line) for line in output.splitlines()]
-    frame = re.compile(
-        r"^(sha256:|CACHED|DONE |\[|-{6}|\s*> |\s*$|exporting|transferring|executor failed|failed to solve)|^ERROR: executor"
-    )
-    return "\n".join(line for line in lines if not frame.match(line)) or output
+    return "\n".join(line for line in lines if not _FRAME.match(line)) or output

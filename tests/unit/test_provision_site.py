@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.provision.build import build_error
 from ci.provision.site import Site, explain
 from tests.unit.wheelhouse import make_wheel
 
@@ -77,3 +78,17 @@ def test_a_tool_s_failure_becomes_one_reason_with_its_last_words(said: str, told
     text = explain(said)
     assert text.startswith(told) or told in text.splitlines()[0]
     assert said.splitlines()[-1].strip() in text
+
+
+def test_a_failed_build_is_told_without_the_builder_s_frame() -> None:
+    output = """\
+#14 [build 7/8] RUN ./install-stack.sh
+#14 sha256:6be1
+#14 0.512 error: Hash mismatch for `a==1`
+#14 ERROR: executor failed running [/bin/sh -eu -c ./install-stack.sh]: exit code: 2
+------
+ > [build 7/8] RUN ./install-stack.sh:
+------
+failed to solve with frontend dockerfile.v0
+"""
+    assert build_error(output) == "error: Hash mismatch for `a==1`"
