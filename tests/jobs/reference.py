@@ -33,6 +33,7 @@ class Gradients:
 
     mean: over ranks and micro-batches. last: what the last micro-batch of each rank alone contributes to it.
     loss: mean loss. loss_error, logprob_error: see Step. clip_share: share of tokens at which the ratio clip bound.
+    has_logprobs: whether the loss of this workload has log-probabilities to compare.
     """
 
     mean: dict[str, torch.Tensor | None]
@@ -41,6 +42,7 @@ class Gradients:
     loss_error: float
     logprob_error: float | None
     clip_share: float = 0.0
+    has_logprobs: bool = False
 
 
 def norm(tensors: Mapping[str, torch.Tensor | None]) -> float:
@@ -77,6 +79,7 @@ def gradients(
     count = sum(len(batches) for batches in micro_batches)
     loss_sum = loss_error = clip_share = 0.0
     logprob_error: float | None = None
+    has_logprobs = False
     for batches in micro_batches:
         for index, batch in enumerate(batches):
             loss, logprobs = workload.loss(model, batch.inputs)
@@ -85,6 +88,7 @@ def gradients(
             loss_error = max(loss_error, _distance(batch.loss, value))
             logprob_error = _worse(logprob_error, batch, logprobs)
             if logprobs is not None:
+                has_logprobs = True
                 clip_share = max(clip_share, workload.clip_share(logprobs.detach(), batch.inputs))
             found = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
             for name, gradient in zip(names, found, strict=True):
@@ -96,7 +100,7 @@ def gradients(
                 if index == len(batches) - 1:
                     held = last[name]
                     last[name] = part if held is None else held + part
-    return Gradients(total, last, loss_sum, loss_error, logprob_error, clip_share)
+    return Gradients(total, last, loss_sum, loss_error, logprob_error, clip_share, has_logprobs)
 
 
 def losses(
@@ -268,6 +272,8 @@ class _Referee:
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
         truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
+        if truth.has_logprobs and any(batch.logprobs is None for of_rank in batches for batch in of_rank):
+            raise ValueError(f"step {index}: a micro-batch was recorded without its log-probabilities")
         self.clip_share = max(self.clip_share, truth.clip_share)
         if index == self.workload.steps() - 1:
             violations += self._ratio_clip()
