@@ -27,7 +27,7 @@ def brief_time(seconds: float) -> str:
 class Estimate:
     """How long the rest takes: the mean of the finished cells, of the same job where there are any.
 
-    The first cell of each worker waited for the import of the stack, so it counts only while there is no other.
+    The first cell of each worker waited for the import of the stack, so it tells nothing about the others.
     """
 
     def __init__(self, jobs: Sequence[str], workers: int) -> None:
@@ -43,7 +43,7 @@ class Estimate:
 
     def left_s(self) -> float | None:
         """Seconds left, or None while nothing is known."""
-        done = self._done[self._workers :] or self._done
+        done = self._done[self._workers :]
         if not done:
             return None
         overall = sum(seconds for _, seconds in done) / len(done)

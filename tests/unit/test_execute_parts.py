@@ -195,7 +195,7 @@ def test_the_time_left_is_told_by_the_job() -> None:
     estimate = Estimate(["a", "a", "a", "b"], workers=1)
     assert estimate.left_s() is None
     estimate.finished("a", 30)  # with the import of the stack
-    assert estimate.left_s() == 90
+    assert estimate.left_s() is None
     estimate.finished("a", 4)
     assert estimate.left_s() == 8  # b is unknown yet: taken as the others
     estimate.finished("b", 1)
@@ -210,26 +210,29 @@ def test_times_as_a_person_says_them(seconds: float, text: str) -> None:
 
 def test_progress_is_plain_lines_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=60)
-    with ProgressView(console, "newest", ["a", "a"], 1) as view:
+    with ProgressView(console, "newest", ["a", "a", "a"], 1) as view:
         view.running(["cpu/newest/a/zero0[x]"])
-        view.finished("cpu/newest/a/zero0", "a", 2, "ok")
+        view.finished("cpu/newest/a/zero0", "a", 30, "ok")
         view.finished("cpu/newest/a/zero1", "a", 2, "ok")
+        view.finished("cpu/newest/a/zero2", "a", 2, "ok")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
-        "[1/2] cpu/newest/a/zero0  ok  2.0 s, about 2 s left",
-        "[2/2] cpu/newest/a/zero1  ok  2.0 s",
+        "[1/3] cpu/newest/a/zero0  ok  30.0 s",
+        "[2/3] cpu/newest/a/zero1  ok  2.0 s, about 2 s left",
+        "[3/3] cpu/newest/a/zero2  ok  2.0 s",
     ]
 
 
 def test_progress_is_a_live_line_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=200, force_terminal=True, _environ={})
-    with ProgressView(console, "newest", ["a", "a"], 1) as view:
+    with ProgressView(console, "newest", ["a", "a", "a"], 1) as view:
         view.running(["cpu/newest/a/zero0"])
-        view.finished("cpu/newest/a/zero0", "a", 2, "ok")
+        view.finished("cpu/newest/a/zero0", "a", 30, "ok")
+        view.finished("cpu/newest/a/zero1", "a", 2, "ok")
         view.running(["cpu/newest/a/zero1-bf16"])
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "a/zero1-bf16" in shown and "about 2 s left" in shown and "1/2" in shown
+    assert "a/zero1-bf16" in shown and "about 2 s left" in shown and "2/3" in shown
 
 
 def test_junit_files_of_stacks_become_one(tmp_path: Path) -> None:
