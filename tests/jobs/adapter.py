@@ -22,7 +22,15 @@ from typing import Any
 
 import torch
 
-from tests.jobs.adapter_model import CODE_LAYERS, TEXT_VOCABULARY, USER_CODE, AdapterModel, UserCode, tiny_config
+from tests.jobs.adapter_model import (
+    CODE_LAYERS,
+    TEXT_VOCABULARY,
+    USER_CODE,
+    AdapterModel,
+    UserCode,
+    audio_vocabulary,
+    tiny_config,
+)
 from tests.jobs.workload import DTYPES, Workload, generator, seed_weights, seeded_weight
 
 SEQUENCES, TOKENS = 2, 12
@@ -117,22 +125,25 @@ class CustomAdapter(Workload):
     def micro_batch(self, rank: int, step: int, index: int) -> dict[str, Any]:
         draw = generator("adapter", self.seed, rank, step, index)
         ids = torch.randint(0, TEXT_VOCABULARY, (SEQUENCES, TOKENS), generator=draw)
-        audio = tiny_config(self.case["user_code"], "plain", None).audio_vocab_size
+        audio = audio_vocabulary(self.case["user_code"])
         return {
             "input_ids": ids,
             "labels": ids.clone(),
             "audio_labels": torch.randint(0, audio, (SEQUENCES, CODE_LAYERS, TOKENS), generator=draw),
             "use_adapter": self.code.uses_adapter(rank, step),
+            "reads_nothing": self.code.reads_nothing(step, index),
         }
 
     def loss(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with emptied(model.group_decode_adapter) if self.as_empty else contextlib.nullcontext():
-            return model(**batch), None
+        inputs = {key: value for key, value in batch.items() if key != "reads_nothing"}
+        empty = self.as_empty and batch["reads_nothing"]
+        with emptied(model.group_decode_adapter) if empty else contextlib.nullcontext():
+            return model(**inputs), None
 
     def trainable(self, name: str) -> bool:
         return not (self.case["frozen"] and name.startswith(f"{ADAPTER}."))
 
     def alternatives(self) -> Mapping[str, Workload]:
-        """Where user code reads parameters by iterating: the same with nothing in them."""
-        iterates = self.code.norm == "iterate" or (self.code.term is not None and self.code.reach == "iterate")
-        return {"partitioned_as_empty": dataclasses.replace(self, as_empty=True)} if iterates else {}
+        """Where the user's code may read parameters while they are partitioned: the same with nothing in them."""
+        exists = self.code.reads_nothing(0, 0)
+        return {"partitioned_as_empty": dataclasses.replace(self, as_empty=True)} if exists else {}

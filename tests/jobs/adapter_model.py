@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-TEXT_VOCABULARY, CODE_LAYERS = 96, 3
-AUDIO_VOCABULARY, AUDIO_VOCABULARY_OF_REPORT = 32, 4160
+TEXT_VOCABULARY, AUDIO_VOCABULARY, CODE_LAYERS = 96, 32, 3
+AUDIO_VOCABULARY_OF_REPORT = 4160
+"""Three layers of it make the 12480 of the report's message, the size of the bias. The case of that size keeps 32
+inputs: with 4160 of them, whose number no message shows, a rank takes 1.2 GB."""
 HIDDEN = 64
 
 
@@ -52,6 +54,17 @@ class UserCode:
     def uses_adapter(self, rank: int, step: int) -> bool:
         """Whether the adapter runs in the forward passes of this optimizer step on this rank."""
         return {"always": True, "never": False, "even-steps": step % 2 == 0, "rank-0": rank == 0}[self.used]
+
+    def reads_nothing(self, step: int, index: int) -> bool:
+        """Whether what this code iterates over is partitioned, in micro-batch `index` of a step at ZeRO-3.
+
+        Where the adapter ran before, its parameters stay for backward (stage3_max_reuse_distance) from the second
+        forward pass on: DeepSpeed then knows in which order they are needed. In the first it lets go of them.
+        """
+        if self.norm != "iterate" and (self.term is None or self.reach != "iterate" or self.setup == "external"):
+            return False
+        ran = self.norm is not None or (self.place == "after" and self.used != "never")
+        return not ran or (step == 0 and index == 0)
 
 
 USER_CODE: dict[str, UserCode] = {
@@ -97,11 +110,11 @@ USER_CODE: dict[str, UserCode] = {
 class Linear_GroupDecodeAdapter(torch.nn.Module):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
     """The report's adapter: one linear layer from A audio logits to those of L code layers."""
 
-    def __init__(self, audio_vocab_size: int, code_layer: int, init: str) -> None:
+    def __init__(self, inputs: int, audio_vocab_size: int, code_layer: int, init: str) -> None:
         """init: "disabled" builds the layer under zero.Init(enabled=False), as the report does; else plainly."""
         super().__init__()
         with deepspeed.zero.Init(enabled=False) if init == "disabled" else contextlib.nullcontext():
-            self.linear = torch.nn.Linear(audio_vocab_size, code_layer * audio_vocab_size)
+            self.linear = torch.nn.Linear(inputs, code_layer * audio_vocab_size)
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """[B, S, A] -> [B, S, L * A]."""
@@ -120,14 +133,18 @@ def load_class(spec: str) -> type[torch.nn.Module]:
     return found
 
 
+def audio_vocabulary(code: str) -> int:
+    """Audio tokens of each code layer."""
+    return AUDIO_VOCABULARY_OF_REPORT if USER_CODE[code].report_sizes else AUDIO_VOCABULARY
+
+
 def tiny_config(code: str, init: str, own: str | None) -> Any:
-    """Configuration of the tiny Qwen2: hidden 64, 2 layers, untied embeddings, T + A tokens.
+    """Configuration of the tiny Qwen2: hidden 64, 2 layers, untied embeddings, text and audio tokens.
 
     init: "disabled", "plain" or "outside" (the caller adds the adapter). own: "FILE.py:Class" or None.
     """
-    audio = AUDIO_VOCABULARY_OF_REPORT if USER_CODE[code].report_sizes else AUDIO_VOCABULARY
     config = transformers.Qwen2Config(
-        vocab_size=TEXT_VOCABULARY + audio,
+        vocab_size=TEXT_VOCABULARY + AUDIO_VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -137,7 +154,7 @@ def tiny_config(code: str, init: str, own: str | None) -> Any:
         tie_word_embeddings=False,
         attn_implementation="eager",
     )
-    config.audio_vocab_size = audio
+    config.audio_vocab_size = audio_vocabulary(code)
     config.user_code = code
     config.adapter_init = init
     config.own_adapter = own
@@ -170,7 +187,7 @@ class AdapterModel(transformers.Qwen2ForCausalLM):  # type: ignore[misc]  # reas
             self.group_decode_adapter = load_class(config.own_adapter)(config.hidden_size)
         else:
             self.group_decode_adapter = Linear_GroupDecodeAdapter(
-                config.audio_vocab_size, CODE_LAYERS, config.adapter_init
+                AUDIO_VOCABULARY, config.audio_vocab_size, CODE_LAYERS, config.adapter_init
             )
 
     def forward(
