@@ -180,6 +180,8 @@ def train(context: RankContext) -> None:
     accelerator = get_accelerator()
     applied = shims.apply_common(accelerator.device_name()) + shims.allow_fp16(accelerator)
     workload = HandSet(payload["case"], int(payload["seed"]))
+    if case["optimizer"] == "fused" and case.get("experts"):
+        applied += shims.float_tensor_of_a_number(accelerator)
     recorder = Recorder(context.rank)
     where = "setup"
     try:

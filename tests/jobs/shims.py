@@ -5,6 +5,7 @@ None touches a number that is judged. Which of them apply follows from the accel
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,14 @@ def allow_fp16(accelerator: Any) -> Applied:
     cls.is_fp16_supported = lambda self: True
     cls.supported_dtypes = lambda self: [torch.float, torch.half, torch.bfloat16]
     return [("fp16-on-cpu", "DeepSpeed refuses fp16 on a CPU without avx512_fp16; torch computes it all the same")]
+
+
+def float_tensor_of_a_number(accelerator: Any) -> Applied:
+    """Let the CPU accelerator's FloatTensor take a number, as that of CUDA does: the experts' norm is made with it."""
+    if accelerator.device_name() != "cpu" or _released(deepspeed.__version__) >= Version("0.19.2"):
+        return []
+    type(accelerator).FloatTensor = property(lambda self: functools.partial(torch.tensor, dtype=torch.float))
+    return [("float-tensor-of-a-number", "FP16_Optimizer with experts raises on CPU alone (fixed in 0.19.2, #7938)")]
 
 
 def stand_in_for_fused(optimizer_class: type) -> Applied:

@@ -120,6 +120,12 @@ def _shows(defect: Defect, position: int, raised: bool) -> bool:
     return position + 1 >= int(when.removeprefix("from:")) if when.startswith("from:") else True
 
 
+def _moved(value: float, faults: Faults, check: str) -> float:
+    """Moved by a share of itself, and off zero by that share of one."""
+    by = faults.moved.get(check, 0.0)
+    return value * (1 + by) if value else by
+
+
 def _left(effects: Iterable[Effect], alternative: str, faults: Faults) -> tuple[str, ...]:
     explained = _equals(effects) == alternative and "consistency" not in faults.moved
     return () if explained else ("not as it must be",)
@@ -150,8 +156,8 @@ def step(position: int, faults: Faults) -> jobs.Step:
     else:
         reported = norms[base] * _factor(effects["reported_norm"], before, after)
     if reported is not None:
-        reported *= 1 + faults.moved.get("reported_norm", 0.0)
-    factor = _factor(effects["gradient_used"], before, after) * (1 + faults.moved.get("gradient_used", 0.0))
+        reported = _moved(reported, faults, "reported_norm")
+    factor = _moved(_factor(effects["gradient_used"], before, after), faults, "gradient_used")
     used = _scaled(wanted[_equals(effects["gradient_used"])], factor)
     errors = {}
     for name in used:
