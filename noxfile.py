@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import nox
 
@@ -90,10 +91,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff: rules and formatting."""
+    """ruff, and what reads the YAML, the Dockerfiles and the workflows; schemas and generated pages up to date."""
     install(session, DEV)
-    session.run("ruff", "check", *(session.posargs or ["."]))
-    session.run("ruff", "format", "--check", *(session.posargs or ["."]))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("yamllint", "--strict", ".")
+    session.run("hadolint", *sorted(map(str, Path("docker").glob("*.Dockerfile"))))
+    session.run("actionlint")
+    session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github")
+    session.run("python", "-m", "ci", "schema", "--check")
+    session.run("python", "-m", "ci", "defects", "--check")
 
 
 @nox.session
