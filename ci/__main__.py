@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> ExitCode:
         code = done.exit_code
     except TyperException as error:
         raise UsageError(error.format_message()) from error
-    except (Abort, KeyboardInterrupt) as error:
+    except Abort as error:
         raise Interrupted from error
     return ExitCode(code or 0)
 
