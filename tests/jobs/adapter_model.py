@@ -96,7 +96,6 @@ USER_CODE: dict[str, UserCode] = {
     "external-parameter-unused": UserCode("keepalive", used="never", setup="external"),
     "external-parameter-l2": UserCode("l2", setup="external"),
     "external-parameter-some-steps": UserCode("keepalive", used="even-steps", setup="external"),
-    "external-parameter-one-rank": UserCode("keepalive", used="rank-0", setup="external"),
     "gathered-sum": UserCode("keepalive", reach="gathered"),
     "gathered-sum-before": UserCode("keepalive", "before", reach="gathered"),
     "gathered-sum-unused": UserCode("keepalive", reach="gathered", used="never"),

@@ -32,8 +32,12 @@ LINEAR = (
     f"Function LinearFunctionForZeroStage3Backward {INVALID} 1 - got [96, 32] but expected shape compatible with [0]"
 )
 REDUCE = "0 != 96 Cannot reduce scatter gradients whose size is not same as the params"
+GATHERED = "The size of tensor a (0) must match the size of tensor b (32) at non-singleton dimension 1"
+IN_FLIGHT = " Parameter containing:\ntensor([], requires_grad=True) Cannot partition a param in flight"
 MESSAGES: Mapping[str, str] = {
     "fp16-fused-static-without-timers": "'NoneType' object is not callable",
+    "zero3-gathered-sum-backward": GATHERED,
+    "zero3-gathered-sum-in-flight": IN_FLIGHT,
     "zero3-keepalive-after": SUM,
     "zero3-keepalive-before-empty-sum": SUM,
     "zero3-keepalive-before-linear": LINEAR,
