@@ -38,9 +38,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest error of a check in a group. error: None where no repeat had the numbers (a norm that is None)."""
+    """The largest error of a check in a group; where no repeat has numbers (a norm that is None) there is none."""
 
-    error: float | None
+    error: float
     repeats: int
     cell: str
 
@@ -69,8 +69,10 @@ def largest(cells: Mapping[str, Cell], repeats: Iterable[tuple[str, Evidence]]) 
                     error = measure(name, step, 0.0).error
                 except Missing:
                     continue
+                if error is None or not math.isfinite(error):
+                    continue
                 known = of_group.get(name)
-                if error is not None and math.isfinite(error) and (known is None or known.error is None or error > known.error):
+                if known is None or error > known.error:
                     of_group[name] = Largest(error, 0, evidence.cell)
     return {
         group: {
@@ -106,7 +108,7 @@ def as_yaml(found: Mapping[Group, Mapping[str, Largest]]) -> str:
         for name in MEASURED:
             # A library that reports None (fp32 at ZeRO-0) leaves the norm of the gradient used to go by.
             entry = found[group].get(name) or found[group].get("gradient_used")
-            if entry is None or entry.error is None:
+            if entry is None:
                 continue
             allowed = tolerance(name, group.dtype, entry.error)
             lines.append(

@@ -29,7 +29,7 @@ SEPARATOR = "/seed"
 
 
 def main(
-    stack: Annotated[str, typer.Option("--stack", metavar="ID", help="The stack in which nothing is wrong.")] = "newest",
+    stack: Annotated[str, typer.Option("--stack", metavar="ID", help="Where nothing is wrong.")] = "newest",
     job: options.Jobs = None,
     case: options.Cases = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each cell, a new seed each.")] = 30,
@@ -91,9 +91,7 @@ def _clean(results: Path) -> list[evidence_lines.Evidence]:
 
 
 def _order(plan: Plan, stack: str, missing: list[tuple[Cell, int]], matrix: Matrix) -> dict[str, Any]:
-    whole = order.build(
-        plan.backend, matrix.backends[plan.backend], plan.stacks[stack], [cell for cell, _ in missing]
-    )
+    whole = order.build(plan.backend, matrix.backends[plan.backend], plan.stacks[stack], [cell for cell, _ in missing])
     for entry, (cell, seed) in zip(whole["cells"], missing, strict=True):
         entry["id"] = f"{cell.id}{SEPARATOR}{seed}"
         entry["seed"] = seed

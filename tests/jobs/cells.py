@@ -37,7 +37,10 @@ def installed_pins(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def pin_difference(order: Order) -> str | None:
-    """What is installed unlike the stack's pins, in words, or None. Builds ("+cpu") count only where the pin names one."""
+    """What is installed unlike the stack's pins, in words, or None.
+
+    A local build ("+cpu") counts only where the pin names one.
+    """
     if not order.check_pins:
         return None
     found = installed_pins(order.pins)

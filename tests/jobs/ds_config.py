@@ -12,7 +12,10 @@ from packaging.version import Version
 
 
 def zero_section(stage: int, hidden_size: int | None = None) -> dict[str, Any]:
-    """The zero_optimization section. hidden_size resolves ZeRO-3's "auto" sizes as transformers does; None keeps them."""
+    """The zero_optimization section.
+
+    hidden_size: resolves ZeRO-3's "auto" sizes as transformers does; None keeps "auto".
+    """
     if stage == 0:
         return {
             "stage": 0,

@@ -129,7 +129,7 @@ def train(context: RankContext) -> None:
                     where = f"step, step {step}"
                     engine.step()
         recorder.facts["notes"] = watch.notes()
-    except Exception as error:  # reason: what training or user code raises is evidence, whatever it is
+    except Exception as error:  # noqa: BLE001  # reason: what training or user code raises is evidence, whatever it is
         traceback.print_exc()
         recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload), watch)
     recorder.save(context.record_path, device=device, shims=applied)

@@ -57,7 +57,11 @@ class RankContext:
 
 @dataclasses.dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended. finished: its body came to an end, by return or exception. exception: {type, message, traceback} where its body raised; stack: where it hung."""
+    """How a rank ended.
+
+    finished: its body came to an end, by return or exception. exception: {type, message, traceback} where its body
+    raised. stack: where it hung.
+    """
 
     rank: int
     exit_code: int | None
@@ -104,7 +108,7 @@ def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> Non
     code = 0
     try:
         body(context)
-    except BaseException as error:  # reason: whatever ends a rank is written down before the process goes
+    except BaseException as error:  # noqa: BLE001  # reason: whatever ends a rank is written down before the process goes
         traceback.print_exc()
         end["exception"] = {
             "type": type(error).__name__,

@@ -17,8 +17,7 @@ import torch  # noqa: E402  # reason: FAILED is filled below and documented abov
 
 torch.set_num_threads(1)
 
-import deepspeed  # noqa: E402, F401  # reason: imported for the forks
-import deepspeed.runtime.engine  # noqa: E402  # reason: imported for the forks
+import deepspeed.runtime.engine  # noqa: E402, F401  # reason: imported for the forks
 import transformers  # noqa: E402, F401  # reason: imported for the forks
 
 for _name in ("peft", "accelerate", "datasets", "trl"):

@@ -1,4 +1,7 @@
-"""The job fp16-optimizers: the fp16 optimizers and their loss scale: report C. One item a cell; the numbers are judged by ci.judge."""
+"""The job fp16-optimizers, the fp16 optimizers and their loss scale: report C.
+
+One item a cell; the numbers are judged by ci.judge.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The job grpo-lora: GRPO with LoRA at every ZeRO stage: report A. One item a cell; the numbers are judged by ci.judge."""
+"""The job grpo-lora, GRPO with LoRA at every ZeRO stage: report A.
+
+One item a cell; the numbers are judged by ci.judge.
+"""
 
 from __future__ import annotations
 

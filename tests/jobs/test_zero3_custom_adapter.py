@@ -1,4 +1,7 @@
-"""The job zero3-custom-adapter: a custom adapter under ZeRO-3: report B. One item a cell; the numbers are judged by ci.judge."""
+"""The job zero3-custom-adapter, a custom adapter under ZeRO-3: report B.
+
+One item a cell; the numbers are judged by ci.judge.
+"""
 
 from __future__ import annotations
 

@@ -86,10 +86,12 @@ def seeded_weight(
     if lora_b_zero and ".lora_B." in name:
         return torch.zeros(shape)
     noise = torch.randn(shape, generator=generator("weight", seed, name))
-    if len(shape) == 1:
-        weight = 0.02 * noise if name.endswith("bias") else 1.0 + 0.05 * noise
-    else:
+    if len(shape) != 1:
         weight = 0.08 * noise
+    elif name.endswith("bias"):
+        weight = 0.02 * noise
+    else:
+        weight = 1.0 + 0.05 * noise
     return weight.to(dtype).float()
 
 
