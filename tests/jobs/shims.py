@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import deepspeed
 import torch
+import transformers
 from packaging.version import Version
 
 Applied = list[tuple[str, str]]
@@ -89,3 +90,46 @@ def plain_linear() -> Iterator[None]:
         yield
     finally:
         torch.nn.functional.linear = patched
+
+
+def drop_empty_groups(optimizer: torch.optim.Optimizer) -> Applied:
+    """Take parameter groups that hold nothing out of a trainer's optimizer."""
+    held = [group for group in optimizer.param_groups if group["params"]]
+    if _released(transformers.__version__) >= Version("5.0") or len(held) == len(optimizer.param_groups):
+        return []
+    optimizer.param_groups[:] = held
+    return [
+        (
+            "no-empty-parameter-groups",
+            "LoRA leaves the trainer's group without weight decay empty, DeepSpeed drops it, and torch's scheduler "
+            "(>= 2.13) then refuses to pair the groups (transformers before 5); it is left out from the start",
+        )
+    ]
+
+
+def apply_trl(accelerator: str, case: Mapping[str, Any]) -> Applied:
+    """Shims that TRL's trainer needs here beside those of every engine case."""
+    applied: Applied = []
+    if accelerator != "cpu":
+        return applied
+    if int(case["zero_stage"]) == 3 and _released(deepspeed.__version__) < Version("0.19.4"):
+        deepspeed.zero.GatheredParameters = _one_by_one
+        applied.append(
+            (
+                "gather-one-by-one",
+                "GatheredParameters of several parameters waits for the last alone (up to 0.19.3), so that on gloo "
+                "generation may read unwritten memory; there each is gathered by itself, training is untouched",
+            )
+        )
+    return applied
+
+
+@contextmanager
+def _one_by_one(params: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any) -> Iterator[None]:
+    """deepspeed.zero.GatheredParameters, a parameter at a time."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with ExitStack() as stack:
+        for parameter in [params] if isinstance(params, torch.Tensor) else list(params):
+            stack.enter_context(GatheredParameters([parameter], *args, **kwargs))
+        yield
