@@ -31,7 +31,7 @@ SHELL ["/bin/sh", "-eu", "-c"]
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates g++ "python${PYTHON}-dev" "python${PYTHON}-venv"
 ENV UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_NO_PROGRESS=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 \
-    DS_ACCELERATOR=cpu DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1
+    DS_ACCELERATOR=cpu DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 CFLAGS=-g0
 
 WORKDIR /build
 COPY locks/build-tools.txt ./

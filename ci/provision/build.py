@@ -117,6 +117,7 @@ def _secrets(site: Site, folder: Path) -> list[str]:
 def _files_as_image(client: docker.DockerClient, name: str, paths: Sequence[Path]) -> Iterator[str]:
     """An image that holds only these files and folders, at its root, while the block runs."""
     repository, tag = f"{LABEL}/{name}", f"{os.getpid()}"
+    _forget_those_of_the_dead(client, repository)
     with tempfile.TemporaryDirectory(prefix="files-") as scratch:
         archive = Path(scratch, "files.tar")
         try:
@@ -133,6 +134,15 @@ def _files_as_image(client: docker.DockerClient, name: str, paths: Sequence[Path
         finally:
             with contextlib.suppress(DockerException):  # never made, or the engine is gone
                 client.images.remove(f"{repository}:{tag}", force=True)
+
+
+def _forget_those_of_the_dead(client: docker.DockerClient, repository: str) -> None:
+    """Remove what a build left that was killed before it could."""
+    for image in client.images.list(repository):
+        for reference in image.tags:
+            if not Path("/proc", reference.rpartition(":")[2]).exists():
+                with contextlib.suppress(DockerException):  # another run was faster
+                    client.images.remove(reference, force=True)
 
 
 def _pack(archive: Path, paths: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ci.provision.process import cannot_write
@@ -28,15 +28,19 @@ def key(*contents: str | bytes) -> str:
 
 
 @contextlib.contextmanager
-def only_one(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock of `name`; the kernel gives it back however this process ends."""
+def only_one(folder: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of `name`; the kernel gives it back however this process ends. A wait for another run is said."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise cannot_write(folder, error) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another run is making {name}: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

@@ -49,5 +49,6 @@ def choose(
             raise
         from ci.provision.venv import VenvRuntime
 
-        return Choice(VenvRuntime(root, say=say), error.message)
+        # What to do about it comes after the semicolon; here something has been done about it.
+        return Choice(VenvRuntime(root, say=say), error.message.partition("; ")[0])
     return Choice(DockerRuntime(root, client, say=say), "asked for" if asked else "a Docker engine answers")

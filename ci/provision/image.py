@@ -86,7 +86,7 @@ class DockerRuntime:
         image = self._find(tag)
         reused = image is not None
         if image is None:
-            with cache.only_one(self._cache, tag.rpartition(":")[2]):
+            with cache.only_one(self._cache, tag.rpartition(":")[2], self._say):
                 # Another run may have built it while this one waited.
                 image = self._find(tag)
                 reused = image is not None

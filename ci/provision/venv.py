@@ -72,7 +72,7 @@ class VenvRuntime:
         name = target.name
         reused = _whole(target)
         if not reused:
-            with cache.only_one(self._folder, name):
+            with cache.only_one(self._folder, name, self._say):
                 # Another run may have made it while this one waited.
                 reused = _whole(target)
                 if not reused:

@@ -23,7 +23,7 @@ def engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> Any:
-        raise EnvironmentUnavailable("no Docker engine answers: nothing there")
+        raise EnvironmentUnavailable("no Docker engine answers: nothing there; start it")
 
     monkeypatch.setattr(engine, "connect", absent)
 
@@ -48,7 +48,7 @@ def test_a_venv_where_none_does_and_why(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("engine_answers")
 def test_an_engine_without_a_builder_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_builder", lambda: None)
-    assert choose(None, tmp_path).reason == engine.NO_BUILDER
+    assert choose(None, tmp_path).reason == "no docker client here can build with BuildKit"
     with pytest.raises(EnvironmentUnavailable, match="install docker-buildx"):
         choose("docker", tmp_path)
 

@@ -158,7 +158,7 @@ def test_what_a_killed_maker_left_is_cleared_by_the_next(tmp_path: Path) -> None
     left = tmp_path / ".thing-making-abc"
     left.mkdir()
     (tmp_path / "thing").mkdir()  # half a thing of another time
-    with cache.only_one(tmp_path, "thing"), cache.made_whole(tmp_path / "thing") as scratch:
+    with cache.only_one(tmp_path, "thing", print), cache.made_whole(tmp_path / "thing") as scratch:
         (scratch / "content").write_text("whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", "thing"]
     assert (tmp_path / "thing" / "content").read_text() == "whole"
