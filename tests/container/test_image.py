@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from ci.provision.image import DockerRuntime
 from ci.provision.runtime import Override, Recipe
 from ci.provision.site import Site
 from tests.container.conftest import ROOT, Small, forget, small_project
+from tests.unit.wheelhouse import make_wheel
 
 
 def test_a_second_build_of_the_same_inputs_is_a_look_up(small: Small) -> None:
@@ -114,27 +116,20 @@ def test_the_site_s_settings_reach_the_build_and_no_layer(
     assert list(Path(os.environ.get("TMPDIR", "/tmp")).glob("secrets-*")) == []
 
 
-def test_local_wheels_come_first_and_their_image_is_gone_afterwards(
+def test_local_wheels_reach_the_build_and_their_image_is_gone_afterwards(
     tmp_path: Path, client: docker.DockerClient
 ) -> None:
-    """A folder with one of the lock's wheels and an index that does not have it."""
+    """A lock with a release that only a folder of this host has."""
     root = tmp_path / "project"
     root.mkdir()
-    here = Site.of()
-    wheels = tmp_path / "wheels"
-    entries = locks.blocks((ROOT / "docker" / "locks" / "newest.txt").read_text())
-    wanted = tmp_path / "wanted.txt"
-    wanted.write_text(entries["iniconfig"])
-    command = ["pip", "download", "--quiet", "--no-deps", "--require-hashes", "-d", str(wheels), "-r", str(wanted)]
-    if subprocess.run([sys.executable, "-m", *command], capture_output=True).returncode:
-        found = subprocess.run([shutil.which("pip") or "pip", *command[1:]], capture_output=True, text=True)
-        if found.returncode:
-            pytest.skip(f"this interpreter has no pip to fetch a wheel with: {found.stderr[-200:]}")
-    project = small_project(root, client, dataclasses.replace(here, wheel_folders=(wheels,)))
-    script = root / "docker" / "install-stack.sh"
-    script.write_text(script.read_text().replace("set -eu\n", "set -eu\nls /wheels/iniconfig-*.whl\n", 1))
+    wheel = make_wheel(tmp_path / "wheels", "zero-regression-made-up", "1.0")
+    project = small_project(root, client, dataclasses.replace(Site.of(), wheel_folders=(wheel.parent,)))
+    assert project.recipe.lock is not None
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with project.recipe.lock.open("a") as lock:
+        lock.write(f"zero-regression-made-up==1.0 \\\n    --hash=sha256:{digest}\n")
     try:
-        assert "iniconfig" in project.environment.packages
+        assert project.environment.packages["zero-regression-made-up"] == "1.0"
     finally:
         forget(client, project)
     assert client.images.list(f"{LABEL}/wheels") == []
