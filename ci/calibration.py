@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ci.checks import MEASURED, Missing, measure
+from ci.entries import Job
 from ci.evidence import Evidence
 from ci.plan import Cell
 
@@ -45,19 +46,22 @@ class Largest:
     cell: str
 
 
-def group_of(cell: Cell) -> Group:
-    """The group whose tolerance judges this cell."""
+def group_of(cell: Cell, job: Job) -> Group:
+    """The group whose tolerance judges this cell; its stages are those that the job has."""
     stage = int(cell.case["zero_stage"])
-    stages = next(group for group in STAGE_GROUPS if stage in group)
+    together = next(group for group in STAGE_GROUPS if stage in group)
+    stages = tuple(each for each in together if each in job.keys["zero_stage"].values)
     return Group(cell.job, stages, str(cell.case["dtype"]), int(cell.case.get("gradient_accumulation_steps", 1)))
 
 
-def largest(cells: Mapping[str, Cell], repeats: Iterable[tuple[str, Evidence]]) -> dict[Group, dict[str, Largest]]:
+def largest(
+    cells: Mapping[str, Cell], jobs: Mapping[str, Job], repeats: Iterable[tuple[str, Evidence]]
+) -> dict[Group, dict[str, Largest]]:
     """Per group and check, the largest error over (cell id, evidence) of all repeats; overflow steps do not count."""
     found: dict[Group, dict[str, Largest]] = {}
     counted: dict[Group, dict[str, int]] = {}
     for cell_id, evidence in repeats:
-        group = group_of(cells[cell_id])
+        group = group_of(cells[cell_id], jobs[cells[cell_id].job])
         of_group = found.setdefault(group, {})
         counted.setdefault(group, {}).setdefault(cell_id, 0)
         counted[group][cell_id] += 1

@@ -71,7 +71,7 @@ def main(
     kept = [evidence for evidence in _clean(results) if evidence.cell.rpartition(SEPARATOR)[0] in cells]
     if not kept:
         raise EnvironmentUnavailable(f"no repeat left evidence; see {results / 'pytest.log'}")
-    found = calibration.largest(cells, [(e.cell.rpartition(SEPARATOR)[0], e) for e in kept])
+    found = calibration.largest(cells, matrix.jobs, [(e.cell.rpartition(SEPARATOR)[0], e) for e in kept])
     section = calibration.as_yaml(found)
     print(section, end="")
     if write:
