@@ -148,6 +148,8 @@ def describe(
         if Path(entry.filename).resolve() in files:
             line = linecache.getline(entry.filename, entry.lineno or 0).strip()
             frame = f"{Path(entry.filename).name}:{entry.lineno} in {entry.name}: {line}"
+    if watch is not None:
+        watch.note_failure(error)
     seen = watch.culprit() if watch is not None else None
     if seen is not None and (frame is None or not where.startswith("forward")):
         frame = seen.line

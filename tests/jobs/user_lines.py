@@ -3,7 +3,7 @@
 Autograd raises in backward, where the traceback holds no line of the user's. So each forward pass is watched: an
 operation that the user's code calls itself on a partitioned parameter is remembered, nothing else is done. What
 DeepSpeed's own hooks do with such parameters is not the user's. Limit: an autograd function's `apply`
-(DeepSpeed's F.linear up to 0.18) does not pass by here; where that fails, the traceback has the line.
+(DeepSpeed's F.linear) does not pass by here; where that fails, the traceback has the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -79,6 +79,21 @@ class Watch(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untype
         touch = Touch(line_of(frame), operation, self._names.get(id(parameter), "a parameter"), away)
         if touch not in self.touches:
             self.touches.append(touch)
+
+    def note_failure(self, error: BaseException) -> None:
+        """An error on a line of the user's whose variables hold parameters that are away is a touch as well."""
+        innermost: TracebackType | None = None
+        entry = error.__traceback__
+        while entry is not None:
+            if entry.tb_frame.f_code.co_filename in self._files:
+                innermost = entry
+            entry = entry.tb_next
+        if innermost is None:
+            return
+        for value in innermost.tb_frame.f_locals.values():
+            if isinstance(value, torch.nn.Parameter) and is_away(value):
+                name = self._names.get(id(value), "a parameter")
+                self.touches.append(Touch(line_of(innermost.tb_frame, innermost.tb_lineno), "call", name, True))
 
     def culprit(self) -> Touch | None:
         """The first touch of a parameter that was away; failing that, of one that was gathered for the moment."""
@@ -149,7 +164,7 @@ _DISPATCH = frozenset({__name__, "torch.overrides", "torch._tensor", "torch.func
 """Modules whose frames lie between an operation as written and `__torch_function__`."""
 
 
-def line_of(frame: FrameType) -> str:
-    """ "file.py:12 in Class.function: source"."""
-    path, number = frame.f_code.co_filename, frame.f_lineno
+def line_of(frame: FrameType, number: int | None = None) -> str:
+    """ "file.py:12 in Class.function: source", of the line that the frame is at or of the one given."""
+    path, number = frame.f_code.co_filename, number or frame.f_lineno
     return f"{Path(path).name}:{number} in {frame.f_code.co_qualname}: {linecache.getline(path, number).strip()}"
