@@ -6,7 +6,6 @@ Runs in the pytest process, which imports no torch: everything of the stack happ
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import json
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import ds_config
+from tests.jobs import bodies, ds_config
 from tests.jobs import evidence as ev
 from tests.jobs.launcher import Launcher, Outcome
 from tests.jobs.order import Cell, Order
@@ -64,7 +63,7 @@ def clipping(cell: Cell, launcher: Launcher, order: Order, workdir: Path, log: P
     if variant not in ("loose", "binding"):
         return float(variant), None
     outcome = launcher.run(
-        importlib.import_module("tests.jobs.bodies").first_norm,
+        bodies.first_norm,
         world_size=1,
         workdir=workdir,
         log=log,
@@ -134,7 +133,6 @@ def _train_and_referee(
     blank: ev.Evidence,
 ) -> ev.Evidence:
     told = payload(cell, order, clip)
-    bodies = importlib.import_module("tests.jobs.bodies")
     ranks = launcher.run(
         bodies.train, world_size=cell.world_size, workdir=workdir, log=log, timeout_s=cell.timeout_s, payload=told
     )

@@ -6,11 +6,12 @@ An item fails only when its evidence is incomplete; whether the numbers are righ
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import cells, evidence, order
+from tests.jobs import bodies, cells, evidence, order
 from tests.jobs.launcher import Launcher
 
 ENVIRONMENT = {
@@ -25,6 +26,9 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 """What the rank server is born with: a fork cannot change what a library read at its import."""
+
+IMPORT_LIMIT_S = 300.0
+"""Importing a stack took 6 s (quiet) to 90 s (busy machine, no byte code yet)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,9 +76,21 @@ def ordered(request: pytest.FixtureRequest) -> order.Order:
 
 
 @pytest.fixture(scope="session")
-def launcher(ordered: order.Order) -> Launcher:
-    """One warm rank server per pytest worker."""
-    return Launcher(str(ordered.backend["start_method"]))
+def launcher(ordered: order.Order, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """One warm rank server per pytest worker: the import of the stack is no case's own time.
+
+    Should the imports fail, each case says so by itself.
+    """
+    warm = Launcher(str(ordered.backend["start_method"]))
+    folder = tmp_path_factory.mktemp("imports")
+    warm.run(
+        bodies.wait_for_the_imports,
+        world_size=1,
+        workdir=folder,
+        log=folder / "log",
+        timeout_s=IMPORT_LIMIT_S,
+    )
+    return warm
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +102,7 @@ def pins_differ(ordered: order.Order) -> str | None:
 @pytest.fixture
 def run_cell(
     request: pytest.FixtureRequest, ordered: order.Order, launcher: Launcher, pins_differ: str | None
-):
+) -> Callable[[order.Cell], evidence.Evidence]:
     """Runs a cell, appends its evidence and fails the item where the evidence is incomplete."""
     results: Path = request.config.getoption("--results")
 

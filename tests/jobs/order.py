@@ -13,7 +13,10 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One case to run. case: every key of the job resolved. adapter: "FILE.py:Class"; ds_config: a user's own, parsed."""
+    """One case to run.
+
+    case: every key of the job resolved. adapter: "FILE.py:Class" or None. ds_config: a user's own, parsed, or None.
+    """
 
     id: str
     job: str
@@ -41,7 +44,9 @@ def read(path: Path) -> Order:
     """The order in a file. Raises ValueError that names the file where it is of another schema."""
     data = json.loads(path.read_text())
     if data.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: order of schema {data.get('schema')!r}, expected {SCHEMA}: written by another release")
+        raise ValueError(
+            f"{path}: order of schema {data.get('schema')!r}, expected {SCHEMA}: written by another release"
+        )
     stack = data["stack"]
     cells = tuple(
         Cell(

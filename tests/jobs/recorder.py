@@ -201,7 +201,9 @@ class Recorder:
         """One forward pass. loss is before any division by the accumulation steps."""
         kept = {k: v.detach().cpu().clone() if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
         self._open.append(
-            MicroBatch(kept, float(loss.detach()), None if logprobs is None else logprobs.detach().float().cpu().clone())
+            MicroBatch(
+                kept, float(loss.detach()), None if logprobs is None else logprobs.detach().float().cpu().clone()
+            )
         )
 
     def _close(self) -> None:
