@@ -144,7 +144,7 @@ def test_plan_says_why_a_cell_is_not_run(ci: Call) -> None:
     code, out, err = ci("plan", "--with", "trl=0.16.1", "--job", "grpo-lora", "--case", "zero_stage=3")
     assert code == 0
     assert "cpu/newest/grpo-lora/trl-zero3-bf16-gas4\tnot run: needs trl >=0.17, stack newest has 0.16.1" in out
-    assert "1 not run" in err
+    assert "2 not run" in err
 
 
 def test_plan_as_json_is_the_whole_plan(ci: Call) -> None:

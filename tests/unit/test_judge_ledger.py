@@ -44,6 +44,7 @@ MESSAGES: Mapping[str, str] = {
     "zero3-keepalive-unused-reduce": REDUCE,
     "zero3-l2-after": POW,
     "zero3-l2-before": POW,
+    "zero3-trl-stale-trace": "pop from an empty deque",
 }
 """What runs printed, by the entry that must match it (2 ranks, CPU, releases within the entry's bounds)."""
 
@@ -61,7 +62,12 @@ def planned(lane: str) -> tuple[tuple[Cell, str], ...]:
 
 
 def claiming(cell: Cell, release: str) -> tuple[Defect, ...]:
-    return ledger.claiming(shipped().defects, cell, {"deepspeed": release}, ())
+    return ledger.claiming(shipped().defects, cell, pins(cell, release), ())
+
+
+def pins(cell: Cell, release: str) -> dict[str, str]:
+    """What is installed in the cell's stack, with this release of DeepSpeed."""
+    return {**shipped().stacks[cell.stack].pins, "deepspeed": release}
 
 
 def claimed() -> list[tuple[Defect, Cell, str]]:
@@ -95,7 +101,8 @@ def faults(cell: Cell, claiming: Sequence[Defect], moved: Mapping[str, float] | 
 
 def judged(cell: Cell, release: str, defects: Sequence[Defect], shown: Faults) -> CellRecord:
     matrix = synthetic.matrix(defects)
-    return judge_cell(cell, synthetic.evidence(cell, release, shown), matrix)
+    evidence = synthetic.evidence(cell, release, shown).model_copy(update={"pins": pins(cell, release)})
+    return judge_cell(cell, evidence, matrix)
 
 
 def test_the_pull_request_lane_over_the_shipped_stacks_shows_every_entry() -> None:
