@@ -27,6 +27,7 @@ nox.options.sessions = ["cpu-zero"]
 
 HOST = "ci/requirements/host.txt"
 DEV = "ci/requirements/dev.txt"
+BUILD_TOOLS = "docker/locks/build-tools.txt"
 
 
 def install(session: nox.Session, lock: str) -> None:
@@ -119,11 +120,11 @@ def images(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the locks anew: the host's requirements and the stacks in docker/locks."""
+    """Resolve the locks anew: the host's requirements, the images' build tools and the stacks in docker/locks."""
     install(session, HOST)
     compile_lock = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes"]
     compile_lock += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command=nox -s lock"]
-    for target in (HOST, DEV):
+    for target in (HOST, DEV, BUILD_TOOLS):
         source = target.replace(".txt", ".in")
         session.run(*compile_lock, source, "-o", target, env={"UV_SYSTEM_CERTS": "1"})
     ci(session, "lock", *session.posargs)
