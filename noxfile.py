@@ -85,7 +85,7 @@ def doctor(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Everything that proves the project; `-- unit`, `-- stack`, `-- container` or a path select."""
+    """Everything that proves the project; `-- unit`, `stack`, `container`, `families` or a path select."""
     install(session, DEV)
     ci(session, "tests", "--", *session.posargs)
 
@@ -106,7 +106,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict over ci/, tests/jobs and the noxfile."""
+    """mypy --strict over ci/, tests/ and the noxfile."""
     install(session, DEV)
     session.run("mypy", *session.posargs)
 

@@ -25,12 +25,12 @@ STACK = "newest"
 
 
 def main(
-    runtime: options.Runtime = options.RuntimeName.VENV,
+    runtime: options.Place = options.RuntimeName.VENV,
     write: Annotated[bool, typer.Option("--write", help=f"Write {PAGE}.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept.")] = Path("results/bench"),
 ) -> ExitCode:
     """Run the pull-request lane on `newest` twice, the first to warm everything, and print the second's figures."""
-    kind = str((runtime or options.RuntimeName.VENV).value)
+    kind = str(runtime.value)
     figures = [bench.plan_figure(load())]
     _lane(kind, out, ["--job", "grpo-lora", "--case", "trainer=engine,zero_stage=0,dtype=fp32"])
     wall, first, folder = _lane(kind, out, [])

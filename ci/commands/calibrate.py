@@ -33,7 +33,7 @@ def main(
     job: options.Jobs = None,
     case: options.Cases = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each cell, a new seed each.")] = 30,
-    runtime: options.Runtime = options.RuntimeName.VENV,
+    runtime: options.Place = options.RuntimeName.VENV,
     write: Annotated[bool, typer.Option("--write", help="Put the result into matrix.yaml.")] = False,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where repeats are kept.")] = Path(
         "results/calibration"

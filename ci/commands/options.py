@@ -56,6 +56,7 @@ Cases = Annotated[
 Runtime = Annotated[
     RuntimeName | None, typer.Option("--runtime", help="Default: docker if an engine answers, else venv.")
 ]
+Place = Annotated[RuntimeName, typer.Option("--runtime", help="Where the cells run: docker or venv.")]
 Python = Annotated[str | None, typer.Option("--python", metavar="EXE", help="The interpreter of --runtime host.")]
 CorrectionsChoice = Annotated[Corrections, typer.Option("--corrections", help="Only `off` so far.")]
 WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help="For cells that do not fix it.")]
