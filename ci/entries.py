@@ -241,6 +241,7 @@ Alternative = Literal[
     "last_micro_batch",
     "previous_step",
     "all_steps_so_far",
+    "all_steps_so_far_unclipped",
     "step_count_plus_one",
     "without_experts",
     "partitioned_as_empty",
@@ -326,18 +327,21 @@ class Matrix(Entry):
     def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance]:
         """The tolerances of one case, those written for its job first; none where no group covers it.
 
-        A job without accumulation counts as accumulation 1.
+        A job without accumulation counts as accumulation 1. One that was not measured (a user's own configuration)
+        has the tolerances of the nearest larger one that was, else of the largest.
         """
         stage, dtype = case.get("zero_stage", 0), case.get("dtype")
-        accumulation = case.get("gradient_accumulation_steps", 1)
+        groups = [
+            group
+            for wanted in (None, job)
+            for group in self.tolerances
+            if group.job == wanted and stage in group.stages and group.dtype == dtype
+        ]
+        measured = sorted({steps for group in groups for steps in group.gradient_accumulation_steps})
+        asked = int(case.get("gradient_accumulation_steps", 1))
+        accumulation = next((steps for steps in measured if steps >= asked), max(measured, default=asked))
         found: dict[Check, CheckTolerance] = {}
-        for wanted in (None, job):
-            for group in self.tolerances:
-                if (
-                    group.job == wanted
-                    and stage in group.stages
-                    and group.dtype == dtype
-                    and accumulation in group.gradient_accumulation_steps
-                ):
-                    found |= group.checks
+        for group in groups:
+            if accumulation in group.gradient_accumulation_steps:
+                found |= group.checks
         return found

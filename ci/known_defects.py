@@ -17,6 +17,7 @@ NAMES = {
     "last_micro_batch": "that of the last micro-batch alone",
     "previous_step": "with the previous step's gradient where a parameter got none in this step",
     "all_steps_so_far": "that of the sum of the gradients of all steps so far",
+    "all_steps_so_far_unclipped": "that of the sum of the gradients of all steps so far, unclipped",
     "step_count_plus_one": "as if the optimizer had stepped once more before",
     "without_experts": "that of the parameters outside the experts",
     "partitioned_as_empty": "as if the partitioned parameter were empty",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from ci.entries import Defect
-from ci.matrix import Matrix
+from ci.matrix import Matrix, Scalar
 from ci.runrecord import FAILING, CellRecord, Check, RunRecord, Verdict
 from tests.families.conftest import Families
 
@@ -118,11 +118,17 @@ def test_report_b_controls_are_right(cells: dict[str, CellRecord], case: str) ->
 
 
 def test_all_stages_draw_the_same_completions_in_the_first_step(record: RunRecord) -> None:
-    for stack in sorted({cell.stack for cell in record.cells}):
-        trl = [cell for cell in record.cells if cell.stack == stack and cell.case.get("trainer") == "trl"]
-        drawn = {note for cell in trl for note in cell.notes if note.startswith("completions of step 1")}
-        assert len(trl) >= 3, stack
-        assert len(drawn) == 1, (stack, drawn)
+    drawn: dict[tuple[str, Scalar, str], dict[str, str]] = {}
+    for cell in record.cells:
+        for note in cell.notes:
+            rank, found, digest = note.partition(": completions of step 1: ")
+            if found:
+                key = (cell.stack, cell.case["gradient_accumulation_steps"], rank)
+                drawn.setdefault(key, {})[cell.id] = digest
+    stacks = {cell.stack for cell in record.cells}
+    assert {stack for (stack, accumulation, _), by in drawn.items() if accumulation == 4 and len(by) >= 3} == stacks
+    for key, by_cell in drawn.items():
+        assert len(set(by_cell.values())) == 1, (key, by_cell)
 
 
 def test_a_ledger_without_an_entry_fails(families: Families, record: RunRecord, matrix: Matrix) -> None:

@@ -151,6 +151,7 @@ def _filled(blank: ev.Evidence, result: Mapping[str, Any], ranks: Outcome) -> ev
     exception = result["exception"]
     return dataclasses.replace(
         blank,
+        accelerator=result["device"],
         device=result["device"],
         wrapper=result["wrapper"],
         steps=tuple(result["steps"]),

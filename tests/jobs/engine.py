@@ -61,6 +61,25 @@ def init_distributed(context: RankContext, communication: str) -> None:
     )
 
 
+class WrongEngine(RuntimeError):
+    """What trains is not what the case is about: nothing it reports is evidence of the case."""
+
+
+def assert_engine(engine: Any, case: Mapping[str, Any]) -> None:
+    """Some pairs of releases fall back to plain data parallelism on CPU, or to another wrapper, without a word."""
+    if not isinstance(engine, deepspeed.DeepSpeedEngine):
+        raise WrongEngine(f"a {type(engine).__name__} trains, not a DeepSpeed engine")
+    found = (engine.zero_optimization_stage(), engine.gradient_accumulation_steps())
+    wanted = (int(case["zero_stage"]), int(case.get("gradient_accumulation_steps", 1)))
+    if found != wanted:
+        raise WrongEngine(f"the engine has (ZeRO stage, accumulation) {found}, the case asks for {wanted}")
+    wrapper = type(engine.optimizer).__name__
+    if case["dtype"] == "fp16" and wanted[0] == 0:
+        expected = "FP16_Optimizer" if case["optimizer"] == "fused" else "FP16_UnfusedOptimizer"
+        if wrapper != expected:
+            raise WrongEngine(f"DeepSpeed chose {wrapper}, the case is about {expected}")
+
+
 def configuration(case: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     """The case's DeepSpeed configuration, or the user's own with the case's batch size where that says "auto"."""
     config = ds_config.engine_config(
@@ -85,7 +104,7 @@ def train(context: RankContext) -> None:
     case: Mapping[str, Any] = payload["case"]
     backend: Mapping[str, Any] = payload["backend"]
     device = assert_accelerator(backend)
-    applied = shims.apply_common(device)
+    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case)
     if case["dtype"] == "fp16":
         applied += shims.allow_fp16(get_accelerator())
     workload = workload_for(payload)
@@ -109,7 +128,8 @@ def train(context: RankContext) -> None:
         recorder.attach(engine)
         old_logprobs: dict[int, torch.Tensor] = {}
         iterations = int(case.get("num_iterations", 1))
-        accumulation = engine.gradient_accumulation_steps()
+        assert_engine(engine, case)
+        accumulation = int(case.get("gradient_accumulation_steps", 1))
         for step in range(workload.steps()):
             for index in range(accumulation):
                 batch = workload.micro_batch(context.rank, step, index)
@@ -129,6 +149,8 @@ def train(context: RankContext) -> None:
                     where = f"step, step {step}"
                     engine.step()
         recorder.facts["notes"] = watch.notes()
+    except WrongEngine:
+        raise
     except Exception as error:  # noqa: BLE001  # reason: what training or user code raises is evidence, whatever it is
         traceback.print_exc()
         recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload), watch)

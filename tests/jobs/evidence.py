@@ -33,6 +33,7 @@ ALTERNATIVES = (
     "last_micro_batch",
     "previous_step",
     "all_steps_so_far",
+    "all_steps_so_far_unclipped",
     "step_count_plus_one",
     "without_experts",
     "partitioned_as_empty",

@@ -177,6 +177,7 @@ def train(context: RankContext) -> None:
     engine.assert_preloaded()
     payload = context.payload
     case = {**payload["case"], "clip": payload["clip"]}
+    engine.assert_accelerator(payload["backend"])
     accelerator = get_accelerator()
     applied = shims.apply_common(accelerator.device_name()) + shims.allow_fp16(accelerator)
     workload = HandSet(payload["case"], int(payload["seed"]))

@@ -197,7 +197,7 @@ class Launcher:
                         f"rank {', '.join(map(str, dead))} ended badly (exit code "
                         f"{[processes[rank].exitcode for rank in dead]}) and rank {hung} waited on in vain"
                     )
-                return f"rank {hung} still running after the time limit of {timeout_s:.0f} s; stacks in {workdir.name}"
+                return f"rank {hung} still running after the time limit of {timeout_s:.0f} s; stacks beside the log"
             multiprocessing.connection.wait([process.sentinel for process in alive.values()], timeout=left)
             for rank, process in list(alive.items()):
                 if process.exitcode is None:
@@ -244,7 +244,7 @@ def _death(ends: tuple[RankEnd, ...]) -> str | None:
     """Why the case is incomplete, from how the ranks ended: raised exceptions come before exit codes."""
     for end in ends:
         if end.exception is not None:
-            return f"rank {end.rank} raised {end.exception['type']}: {end.exception['message'].splitlines()[:1]}"
+            return f"rank {end.rank} raised {end.exception['type']}: {end.exception['message'].partition(chr(10))[0]}"
     for end in ends:
         if end.exit_code != 0:
             code = end.exit_code

@@ -10,13 +10,16 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from tests.jobs import masters
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """Per-element state of the inner optimizers in use; the step count is taken from the case, never from the engine."""
@@ -137,6 +140,23 @@ class InnerSpy:
         return handed, calls
 
 
+class RecordingFault(BaseException):
+    """A fault of this recorder. Not an Exception: what catches training's exceptions as evidence must let it pass."""
+
+
+def _recording(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turn any exception of the recorder's own code into a RecordingFault."""
+
+    @functools.wraps(method)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            raise RecordingFault(f"{method.__name__}: {type(error).__name__}: {error}") from error
+
+    return guarded
+
+
 class Recorder:
     """Attached to a DeepSpeed engine it turns training into `StepRecord`s."""
 
@@ -154,6 +174,7 @@ class Recorder:
         self._scale_at_backward: float | None = None
         self._frozen: dict[str, torch.Tensor] = {}
 
+    @_recording
     def attach(self, engine: Any) -> None:
         """Listen to `engine` from now on. Its optimizer must be the one it will train with."""
         self._engine = engine
@@ -197,6 +218,7 @@ class Recorder:
         finally:
             self.training_s += time.perf_counter() - began
 
+    @_recording
     def micro_batch(self, inputs: Mapping[str, Any], loss: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         """One forward pass. loss is before any division by the accumulation steps."""
         kept = {k: v.detach().cpu().clone() if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
@@ -206,6 +228,7 @@ class Recorder:
             )
         )
 
+    @_recording
     def _close(self) -> None:
         assert self._spy is not None
         handed, calls = self._spy.take()

@@ -84,7 +84,7 @@ def gradients(
             loss, logprobs = workload.loss(model, batch.inputs)
             value = float(loss.detach())
             loss_sum += value / count
-            loss_error = max(loss_error, _distance(batch.loss, value))
+            loss_error = worst(loss_error, _distance(batch.loss, value))
             logprob_error = _worse(logprob_error, batch, logprobs)
             if logprobs is not None:
                 has_logprobs = True
@@ -113,7 +113,7 @@ def losses(
         with torch.no_grad():
             loss, logprobs = workload.loss(model, batch.inputs)
         mean += float(loss) / count
-        loss_error = max(loss_error, _distance(batch.loss, float(loss)))
+        loss_error = worst(loss_error, _distance(batch.loss, float(loss)))
         logprob_error = _worse(logprob_error, batch, logprobs)
     return mean, loss_error, logprob_error
 
@@ -123,7 +123,13 @@ def _worse(known: float | None, batch: MicroBatch, logprobs: torch.Tensor | None
     if logprobs is None or batch.logprobs is None:
         return known
     mask = batch.inputs["completion_mask"].bool()
-    return max(known or 0.0, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask]))
+    return worst(known, _largest((batch.logprobs - logprobs.detach().float())[mask], logprobs[mask]))
+
+
+def worst(*errors: float | None) -> float:
+    """The largest error; nan is larger than any number (Python's max would drop it), None counts as absent."""
+    known = [error for error in errors if error is not None]
+    return math.nan if any(math.isnan(error) for error in known) else max(known, default=0.0)
 
 
 def _distance(measured: float, expected: float) -> float:
@@ -246,7 +252,7 @@ class _Referee:
         alternatives = {}
         for name, workload in self.workload.alternatives().items():
             _, error, other = losses(self.model, workload, batches)
-            alternatives[name] = Alternative(forward_error=max(error, other or 0.0))
+            alternatives[name] = Alternative(forward_error=worst(error, other))
         return Step(
             index=index,
             loss=loss,
@@ -254,7 +260,7 @@ class _Referee:
             logprob_error=logprob_error,
             lr=self.settings.lr,
             not_judged=dict.fromkeys((check for check in CHECKS if check != "forward"), UNFINISHED),
-            alternatives={"truth": Alternative(forward_error=max(loss_error, logprob_error or 0.0)), **alternatives},
+            alternatives={"truth": Alternative(forward_error=worst(loss_error, logprob_error)), **alternatives},
         )
 
     def _step(self, index: int, records: Sequence[StepRecord]) -> Step:
@@ -271,6 +277,11 @@ class _Referee:
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
         truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
+        accumulation = int(self.workload.case.get("gradient_accumulation_steps", 1))
+        if any(len(of_rank) != accumulation for of_rank in batches):
+            raise ValueError(
+                f"step {index}: {[len(b) for b in batches]} micro-batches, the case asks for {accumulation}"
+            )
         if truth.has_logprobs and any(batch.logprobs is None for of_rank in batches for batch in of_rank):
             raise ValueError(f"step {index}: a micro-batch was recorded without its log-probabilities")
         self.clip_share = max(self.clip_share, truth.clip_share)
@@ -278,7 +289,7 @@ class _Referee:
             violations += self._ratio_clip()
         if fp16:
             violations += self._scales(index, records)
-        overflow = any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
+        overflow = fp16 and any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
         self.overflows.append(overflow)
         used, unhanded, differing = assembled(records, self.shapes, "used")
         violations += [f"{name}: ranks were handed different gradients" for name in differing]
@@ -313,8 +324,8 @@ class _Referee:
             grad_norm_true=true_norm,
             grad_norm_wanted=norm(wanted),
             grad_norm_used=norm(used),
-            gradient_error=max(errors.values(), default=0.0),
-            update_error=max(update_errors.values(), default=0.0),
+            gradient_error=worst(*errors.values()),
+            update_error=worst(*update_errors.values()),
             consistency=tuple(violations + lora),
             tensors=_worst(errors, update_errors),
             alternatives=self._alternatives(
@@ -415,7 +426,7 @@ class _Referee:
             )
             for name in before
         }
-        largest = max(float((expected[name] - before[name]).abs().max()) for name in before)
+        largest = worst(*(float((expected[name] - before[name]).abs().max()) for name in before))
         errors = {}
         for name in before:
             ulp = torch.nextafter(expected[name].abs(), torch.tensor(math.inf)) - expected[name].abs()
@@ -445,6 +456,9 @@ class _Referee:
             found["last_micro_batch"] = self._alternative(truth.last, used)
         if index:
             found["all_steps_so_far"] = self._alternative(dict(self.all_so_far), used)
+            found["all_steps_so_far_unclipped"] = Alternative(
+                reported_norm=norm(self.all_so_far), gradient=grams(used, self.all_so_far)
+            )
         stale = {name: self.previous.get(name) for name, gradient in truth.mean.items() if gradient is None}
         if any(gradient is not None for gradient in stale.values()):
             found["previous_step"] = self._alternative({**truth.mean, **stale}, used)
@@ -457,13 +471,13 @@ class _Referee:
             before, after, unhanded, moments = update
             ahead = self._update_errors(before, after, used, unhanded, moments, index + 1)
             found["step_count_plus_one"] = Alternative(
-                update_error=max(ahead.values(), default=0.0),
+                update_error=worst(*ahead.values()),
                 consistency=tuple(others + (self._initial(model, before, steps_taken=1) if index == 0 else [])),
             )
         for name, workload in self.workload.alternatives().items():
             other = gradients(model, workload, batches)
             found[name] = dataclasses.replace(
-                self._alternative(other.mean, used), forward_error=max(other.loss_error, other.logprob_error or 0.0)
+                self._alternative(other.mean, used), forward_error=worst(other.loss_error, other.logprob_error)
             )
         return found
 

@@ -27,7 +27,14 @@ from packaging.version import Version
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.jobs import ds_config, grpo, plain_optimizer, shims, trl_grpo
-from tests.jobs.engine import assert_accelerator, assert_preloaded, describe, init_distributed
+from tests.jobs.engine import (
+    WrongEngine,
+    assert_accelerator,
+    assert_engine,
+    assert_preloaded,
+    describe,
+    init_distributed,
+)
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder
 from tests.jobs.registry import user_files, workload_for
@@ -45,10 +52,6 @@ INPUTS = {
 """TRL's names of a micro-batch's inputs, and ours. The last two are absent or None where TRL does not use them."""
 
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
-
-
-class WrongEngine(RuntimeError):
-    """The trainer does not train with the DeepSpeed engine that the case is about: nothing it reports is evidence."""
 
 
 class RecordedTrainer(GRPOTrainer):  # type: ignore[misc]  # reason: TRL is not installed where types are checked
@@ -121,16 +124,6 @@ class Listener(transformers.TrainerCallback):  # type: ignore[misc]  # reason: a
             return backward(loss, *args, **kwargs)
 
         engine.backward = recorded
-
-
-def assert_engine(engine: Any, case: Mapping[str, Any]) -> None:
-    """Some pairs of releases fall back to plain data parallelism on CPU without a word."""
-    if not isinstance(engine, deepspeed.DeepSpeedEngine):
-        raise WrongEngine(f"the trainer holds {type(engine).__name__}, not a DeepSpeed engine")
-    found = (engine.zero_optimization_stage(), engine.gradient_accumulation_steps())
-    wanted = (int(case["zero_stage"]), int(case["gradient_accumulation_steps"]))
-    if found != wanted:
-        raise WrongEngine(f"the trainer's engine has (ZeRO stage, accumulation) {found}, the case asks for {wanted}")
 
 
 def configuration(case: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -240,7 +233,7 @@ def train(context: RankContext) -> None:
     payload = context.payload
     case: Mapping[str, Any] = payload["case"]
     device = assert_accelerator(payload["backend"])
-    applied = shims.apply_common(device) + shims.apply_trl(device, case)
+    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case) + shims.apply_trl(device, case)
     workload = workload_for(payload)
     assert isinstance(workload, trl_grpo.TrlGrpo)
     recorder = Recorder(context.rank)
