@@ -69,6 +69,9 @@ def _pins(before: RunRecord, after: RunRecord) -> Iterator[Change]:
 
 
 def _cell(label: str, left: CellRecord, right: CellRecord) -> Iterator[Change]:
+    for what, mine, other in (("adapter", left.adapter, right.adapter), ("ds_config", left.ds_config, right.ds_config)):
+        if mine != other:
+            yield Change(label, what, mine or "the shipped one", other or "the shipped one")
     if left.verdict != right.verdict:
         yield Change(label, "verdict", left.verdict.value, right.verdict.value)
     for what, old, new in (

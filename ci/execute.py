@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ci import junit, order, workers
 from ci.errors import CiError, EnvironmentUnavailable, Interrupted
 from ci.evidence import Evidence, Reading
 from ci.interrupts import Interrupts
-from ci.judge import judge_cell, judge_run
+from ci.judge import judge_cell, judge_run, same_version
 from ci.matrix import Matrix
 from ci.plan import Cell, Plan, PlannedStack
 from ci.progress import ProgressView, brief_time
@@ -66,9 +66,23 @@ def pin_differences(stack: PlannedStack, packages: Mapping[str, str]) -> str | N
     differing = [
         f"{package} {installed.get(canonicalize_name(package), 'missing')} instead of {pin}"
         for package, pin in sorted(stack.pins.items())
-        if installed.get(canonicalize_name(package)) != pin
+        if not same_version(installed.get(canonicalize_name(package)), pin)
     ]
     return f"pins differ: {', '.join(differing)}" if stack.check_pins and differing else None
+
+
+def with_installed(stack: PlannedStack, packages: Mapping[str, str]) -> PlannedStack:
+    """The stack with the version that a replacement turned out to have: only a built checkout tells."""
+    installed = {canonicalize_name(name): version for name, version in packages.items()}
+    pins = dict(stack.pins)
+    for package in (replacement.package for replacement in stack.replacements):
+        if package in pins:
+            continue
+        version = installed.get(canonicalize_name(package))
+        if version is None:
+            raise EnvironmentUnavailable(f"--with replaced {package}, and it is not installed afterwards")
+        pins[package] = version
+    return replace(stack, pins=pins)
 
 
 def problem(cell: Cell, accelerator: str, reason: str) -> Evidence:
@@ -90,6 +104,13 @@ def append(path: Path, evidence: Iterable[Evidence]) -> None:
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def set_aside_log(folder: Path, stack: str) -> None:
+    """Give pytest's output of one stack a name of its own, before the next stack writes its own."""
+    log = folder / "pytest.log"
+    if log.exists():
+        log.replace(folder / f"pytest.{stack}.log")
 
 
 class Execution:
@@ -135,6 +156,7 @@ class Execution:
             stack = self._request.plan.stacks[stack_id]
             try:
                 environment = self._provision(stack)
+                stack = with_installed(stack, environment.packages)
             except EnvironmentUnavailable as error:
                 # Another stack may well be makeable, and its verdicts still count.
                 unmade += 1
@@ -144,6 +166,7 @@ class Execution:
                 self._give_reason(cells, f"the place to run could not be made: {error.message}")
                 stop = f"--fail-fast: {stack_id} could not be made" if self._request.fail_fast else None
             else:
+                self._stacks[stack_id] = dict(stack.pins)
                 stop = self._run_stack(folder, stack, environment, cells, inputs)
             if stop is not None:
                 self._give_reason(self._request.plan.runnable, stop)
@@ -199,7 +222,7 @@ class Execution:
             with ProgressView(self._console, stack.id, [cell.job for cell in cells], chosen.count) as view:
                 reason = run_stack(stack_order, self._request.runtime, view, self._interrupts, judge, stop_after)
         finally:
-            junit.set_aside(folder, stack.id)
+            set_aside_log(folder, stack.id)
         self._give_reason(cells, reason)
         return stop
 
@@ -242,9 +265,9 @@ class Execution:
         try:
             with explained(folder, kept):
                 append(folder / EVIDENCE, missing.values())
-                junit.merge(folder, list(self._request.plan.stacks))
                 write_plan(folder, plan)
                 write_run(folder, record)
+                junit.write(folder, record)
         except EnvironmentUnavailable as error:
             stopped = stopped or error
         return Outcome(record, folder, stopped)

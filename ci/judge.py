@@ -131,7 +131,7 @@ def _incomplete(cell: Cell, evidence: Evidence, matrix: Matrix, pins: Mapping[st
     packages = {canonicalize_name(package): version for package, version in evidence.pins.items()}
     for package, version in sorted((pins or {}).items()):
         installed = packages.get(canonicalize_name(package))
-        if not _same_version(installed, version):
+        if not same_version(installed, version):
             return f"{package} {installed or 'none'} is installed, the stack pins {version}"
     absent = [name for name in cell.corrections if name not in evidence.corrections]
     if absent:
@@ -144,8 +144,8 @@ def _incomplete(cell: Cell, evidence: Evidence, matrix: Matrix, pins: Mapping[st
     return None
 
 
-def _same_version(installed: str | None, pinned: str) -> bool:
-    """Builds (the part after +) count only where the pin names one."""
+def same_version(installed: str | None, pinned: str) -> bool:
+    """Whether what is installed is what is pinned. Builds (the part after +) count only where the pin names one."""
     try:
         found, wanted = Version(installed or ""), Version(pinned)
     except InvalidVersion:
@@ -237,6 +237,8 @@ def _record(cell: Cell, evidence: Evidence | None, finding: _Finding, steps: tup
         case=dict(cell.case),
         world_size=cell.world_size,
         command=cell.command,
+        adapter=cell.adapter,
+        ds_config=cell.ds_config,
         verdict=finding.verdict,
         reason=finding.reason,
         defects=finding.defects,

@@ -115,16 +115,39 @@ def prediction(
     return predict(name, [entry.symptom.effects[name] for entry in about], step, tolerance), about
 
 
-def _exception_explained(entries: Sequence[Defect], exception: ExceptionRecord | None) -> bool:
-    patterns = [entry.symptom.raises for entry in entries if entry.symptom.raises is not None]
+def _raised_here(defect: Defect, exception: ExceptionRecord, steps: Sequence[Step]) -> bool:
+    """Whether the exception came where the symptom's `steps` allow it; `where` counts its steps from 0.
+
+    What goes wrong before the first step is no defect of training, whatever its message says.
+    """
+    where = exception.where or ""
+    if where.startswith("setup"):
+        return False
+    if defect.symptom.steps == "all":
+        return True
+    number = re.search(r"\bstep (\d+)", where)
+    if number is None:
+        return False
+    position = int(number[1])
+    recorded = next((step for step in steps if step.index == position), Step(index=position))
+    return active(defect, position, recorded)
+
+
+def _exception_explained(
+    entries: Sequence[Defect], exception: ExceptionRecord | None, steps: Sequence[Step] = ()
+) -> bool:
+    raising = [entry for entry in entries if entry.symptom.raises is not None]
     if exception is None:
-        return not patterns
-    return bool(patterns) and all(re.search(pattern, exception.message) for pattern in patterns)
+        return not raising
+    return bool(raising) and all(
+        re.search(entry.symptom.raises or "", exception.message) and _raised_here(entry, exception, steps)
+        for entry in raising
+    )
 
 
 def explains(entries: Sequence[Defect], measured: Measured) -> bool:
     """Whether every check of every step, and the exception or its absence, is what the entries together predict."""
-    if not _exception_explained(entries, measured.exception):
+    if not _exception_explained(entries, measured.exception, measured.steps):
         return False
     for position, (step, checks) in enumerate(zip(measured.steps, measured.checks, strict=True)):
         for name, check in checks.items():

@@ -73,7 +73,8 @@ class Cell:
     """Backend x stack x case: the unit that gets a verdict.
 
     case: every key of the job, in the contract's order. gated: why it is `not run`, or None. command: the one
-    command that repeats just this cell.
+    command that repeats just this cell. adapter, ds_config: a user's own file in place of the shipped one, by its
+    name (an adapter with its class); the id does not tell.
     """
 
     id: str
@@ -86,6 +87,8 @@ class Cell:
     gated: str | None
     command: str
     corrections: tuple[str, ...] = ()
+    adapter: str | None = None
+    ds_config: str | None = None
 
 
 @dataclass(frozen=True)
@@ -368,6 +371,8 @@ def _cell(selection: Selection, stack: str, job_id: str, job: Job, case: _LaneCa
         timeout_s=job.timeout_s,
         gated=gated,
         command=_command(selection, stack, job_id, case),
+        adapter=None if selection.adapter is None else Path(selection.adapter).name,
+        ds_config=None if selection.ds_config is None else selection.ds_config.name,
     )
 
 

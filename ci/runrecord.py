@@ -66,7 +66,10 @@ class StepRecord(StepNumbers):
 
 
 class CellRecord(Record):
-    """One cell and its verdict. `fixed`: entries that claim the cell and whose symptom is not there."""
+    """One cell and its verdict. `fixed`: entries that claim the cell and whose symptom is not there.
+
+    adapter, ds_config: the name of a user's own file in place of the shipped one (an adapter with its class).
+    """
 
     id: str
     stack: str
@@ -82,6 +85,8 @@ class CellRecord(Record):
     exception: ExceptionRecord | None = None
     log: str | None = None
     command: str
+    adapter: str | None = None
+    ds_config: str | None = None
     wrapper: str | None = None
     duration_s: Number | None = None
     training_s: Number | None = None

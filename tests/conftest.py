@@ -1,6 +1,6 @@
 """Signals as a terminal gives them, wherever the tests are started.
 
-A shell's background job ignores SIGINT, nohup SIGHUP, and children inherit that: tests of interrupts would wait in vain.
+A shell's background job ignores SIGINT, nohup SIGHUP, and children inherit that: interrupts would be waited for in vain.
 """
 
 from __future__ import annotations

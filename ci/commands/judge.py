@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ci import evidence, runrecord
+from ci import evidence, junit, runrecord
 from ci.errors import ExitCode, UsageError
 from ci.judge import judge_run
 from ci.matrix import load
@@ -17,7 +17,7 @@ from ci.runfolder import explained, is_running
 def main(
     run: Annotated[str, typer.Argument(help="A run's folder, or its name under results/.")] = "latest",
 ) -> ExitCode:
-    """Judge a run's evidence again with the current matrix.yaml and rewrite its run.json."""
+    """Judge a run's evidence again with the current matrix.yaml and rewrite its run.json and junit.xml."""
     folder = runrecord.find(run)
     if is_running(folder):
         raise UsageError(f"{folder}: this run is still going on; judge it when it has ended.")
@@ -28,5 +28,6 @@ def main(
     record = judge_run(plan, reading, load(), duration)
     with explained(folder, "the old run.json is as it was"):
         runrecord.write_run(folder, record)
+        junit.write(folder, record)
     print_run(record)
     return record.exit_code()

@@ -164,6 +164,6 @@ def explain(said: str) -> str:
     return "\n".join([reason, *(f"  {line}" for line in last_lines(said.splitlines()))])
 
 
-def last_lines(lines: Iterable[str], count: int = 12) -> list[str]:
+def last_lines(lines: Iterable[str], count: int = 20) -> list[str]:
     """The last lines that say something."""
     return [line.rstrip() for line in lines if line.strip()][-count:]

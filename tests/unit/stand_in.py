@@ -35,7 +35,6 @@ def write(text):
     with open(results + "/evidence.jsonl", "a") as stream:
         stream.write(text)
 print("stand-in started", flush=True)
-open(results + "/junit.xml", "w").write('<testsuites><testsuite name="pytest" tests="1"/></testsuites>')
 for cell in order["cells"]:
     open(results + "/logs/" + cell["id"].replace("/", "__") + ".log", "w").close()
     what = behaviour.get(cell["id"].rsplit("/", 1)[1], "ok")

@@ -38,10 +38,12 @@ def test_all_steps_end_in_one_closing_line(tmp_path: Path) -> None:
     (ci / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
     lines = ["= 3 passed, 1 skipped in 1.20s =", "12 passed in 0.50s", "not 7 passed"]
     (ci / "steps" / "10-a.sh").write_text("".join(f"echo '{line}'\n" for line in lines))
+    (ci / "steps" / "15-ci.sh").write_text('[ "$CI" = true ] || exit 9\n')  # no engine is a failure in CI
     (ci / "steps" / "20-b.sh").write_text("echo '= 2 failed, 4 passed, 1 error in 61.00s (0:01:01) ='; exit 7\n")
     (ci / "steps" / "30-c.sh").write_text("echo never\n")
     (ci / "ends" / "end.sh").write_text('echo "the end of $CI_STATE"\n')
-    done = subprocess.run(["bash", ci / "run"], capture_output=True, text=True, cwd="/")
+    env = {name: value for name, value in os.environ.items() if name != "CI"}
+    done = subprocess.run(["bash", ci / "run"], capture_output=True, text=True, cwd="/", env=env)
     assert done.returncode == 7
     assert done.stdout.splitlines()[-1] == "19 passed, 3 failed, 1 skipped"
     assert "the end of" in done.stdout and "never" not in done.stdout

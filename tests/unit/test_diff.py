@@ -101,6 +101,13 @@ def test_none_nan_and_a_check_no_longer_judged_are_differences() -> None:
         assert whats(other, other) == []
 
 
+def test_a_users_own_file_is_said_although_the_cell_has_the_same_id() -> None:
+    (change,) = diff(run(), edited(run(), adapter="mine.py:Mine"))
+    assert (change.what, change.before, change.after) == ("adapter", "the shipped one", "mine.py:Mine")
+    (change,) = diff(edited(run(), ds_config="a.json"), edited(run(), ds_config="b.json"))
+    assert (change.what, change.before, change.after) == ("ds_config", "a.json", "b.json")
+
+
 def test_cells_of_one_run_only_are_named() -> None:
     changes = diff(run(stages=(0, 2)), run(stages=(0, 3)))
     assert [(change.what, change.before, change.after) for change in changes] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,9 @@ from ci.errors import EnvironmentUnavailable, ExitCode, Interrupted
 from ci.execute import Execution, Outcome
 from ci.interrupts import Interrupts
 from ci.judge import judge_run
+from ci.matrix import Defect, Effect, Symptom
 from ci.plan import Plan
+from ci.replacements import Replacement
 from ci.runrecord import Verdict, read_plan, read_run
 from tests.unit.stand_in import StandInRuntime, matrix, plan, request
 
@@ -53,7 +57,7 @@ def test_a_run_leaves_plan_evidence_and_record(tmp_path: Path) -> None:
     assert "[1/1] cpu/newest/grpo-lora/a  ok  0.1 s" in said
     names = {path.name for path in outcome.folder.iterdir()}
     assert names == {
-        *("plan.json", "run.json", "evidence.jsonl", "junit.xml", "junit.newest.xml"),
+        *("plan.json", "run.json", "evidence.jsonl", "junit.xml"),
         *("order.newest.json", "logs", "pytest.newest.log"),
     }
 
@@ -131,6 +135,57 @@ def test_installed_versions_unlike_the_pins_are_errors_before_anything_runs(tmp_
     assert verdicts(outcome) == {"newest/grpo-lora/a": "error"}
     assert reason(outcome, "a") == "pins differ: deepspeed 0.19.7 instead of 0.19.8"
     assert runtime.started == []
+
+
+@pytest.mark.parametrize("installed", ["0.19.7", "0.20.0+1a2b3c"])
+def test_what_replaces_a_package_is_judged_by_the_version_it_turned_out_to_have(tmp_path: Path, installed: str) -> None:
+    """A checkout has no version before it is built; without one no entry of the ledger would claim anything."""
+    replaced = plan(["a"])
+    stack = replaced.stacks["newest"]
+    pins = {name: version for name, version in stack.pins.items() if name != "deepspeed"}
+    checkout = (Replacement("deepspeed", None, tmp_path),)
+    stacks = {"newest": dataclasses.replace(stack, pins=pins, replacements=checkout)}
+    runtime = StandInRuntime(packages={"torch": "2.13.0+cpu", "deepspeed": installed})
+    outcome, _ = run(tmp_path, dataclasses.replace(replaced, stacks=stacks), runtime)
+    assert verdicts(outcome) == {"newest/grpo-lora/a": "ok"}
+    order = json.loads((outcome.folder / "order.newest.json").read_text())
+    everywhere = (
+        order["stack"]["pins"],
+        evidence.read(outcome.folder / "evidence.jsonl").by_cell["cpu/newest/grpo-lora/a"].pins,
+        read_plan(outcome.folder).stacks["newest"],
+        read_run(outcome.folder).stacks["newest"],
+    )
+    assert everywhere == ({"torch": "2.13.0+cpu", "deepspeed": installed},) * 4
+    # Judging again knows it too.
+    entry = Defect(
+        id="claims-it",
+        title="x",
+        upstream=(),
+        where={"zero_stage": 0},
+        affects={"deepspeed": f"=={installed}"},
+        symptom=Symptom(reported_norm=Effect(times=2.0)),
+        advice="x",
+    )
+    ledger = matrix().model_copy(update={"defects": (entry,)})
+    again = judge_run(read_plan(outcome.folder), evidence.read(outcome.folder / "evidence.jsonl"), ledger)
+    assert again.cells[0].verdict == Verdict.FIXED_UPSTREAM
+
+
+def test_a_replacement_that_is_not_installed_afterwards_is_exit_3(tmp_path: Path) -> None:
+    stack = dataclasses.replace(
+        plan(["a"]).stacks["newest"], pins={}, replacements=(Replacement("deepspeed", None, tmp_path),)
+    )
+    runtime = StandInRuntime(packages={"torch": "2.13.0+cpu"})
+    outcome, _ = run(tmp_path, dataclasses.replace(plan(["a"]), stacks={"newest": stack}), runtime)
+    assert outcome.stopped is not None and outcome.stopped.exit_code == ExitCode.UNAVAILABLE
+    assert "deepspeed, and it is not installed afterwards" in outcome.stopped.message
+
+
+def test_junit_xml_lists_the_cells_and_not_what_pytest_says(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, plan(["a", "b", "c"], gated={"c": "no"}), StandInRuntime({"b": "wrong"}))
+    root = ElementTree.parse(outcome.folder / "junit.xml").getroot()
+    found = {case.get("name"): [child.tag for child in case][1] for case in root.iter("testcase")}
+    assert found == {"a": "system-out", "b": "failure", "c": "skipped"}
 
 
 def test_one_stack_that_cannot_be_made_does_not_take_the_others(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ci.interrupts import SIGNALS, Interrupts
 from ci.plan import PlannedStack
 from ci.progress import Estimate, ProgressView, brief_time
 from ci.runfolder import RunFolder
+from ci.runrecord import CellRecord, RunRecord, Verdict
 from ci.userfiles import check_adapter, check_ds_config, copy_into
 from tests.unit.stand_in import plan
 
@@ -188,6 +189,10 @@ def test_pin_differences_compare_names_as_pip_does() -> None:
     assert (
         pin_differences(stack, {"torch-npu": "1", "b": "3"}) == "pins differ: b 3 instead of 2, c missing instead of 3"
     )
+    # A build counts where the pin names one, as for the judge.
+    built = PlannedStack("x", {"a": "1.0", "b": "2.0+cpu"}, None, check_pins=True)
+    assert pin_differences(built, {"a": "1.0+local", "b": "2.0+cpu"}) is None
+    assert pin_differences(built, {"a": "1", "b": "2.0"}) == "pins differ: b 2.0 instead of 2.0+cpu"
     assert pin_differences(PlannedStack("current", {"b": "2"}, None, check_pins=False), {}) is None
 
 
@@ -235,12 +240,39 @@ def test_progress_is_a_live_line_on_a_terminal() -> None:
     assert "a/zero1-bf16" in shown and "about 2 s left" in shown and "2/3" in shown
 
 
-def test_junit_files_of_stacks_become_one(tmp_path: Path) -> None:
-    for stack, content in (("a", '<testsuites><testsuite name="pytest" tests="2"/></testsuites>'), ("b", "<testsui")):
-        (tmp_path / "junit.xml").write_text(content)
-        (tmp_path / "pytest.log").write_text(stack)
-        junit.set_aside(tmp_path, stack)
-    junit.merge(tmp_path, ["a", "b", "c"])
+def test_junit_lists_every_cell_with_its_verdict(tmp_path: Path) -> None:
+    cells = tuple(
+        CellRecord(
+            id=f"cpu/{stack}/grpo-lora/{verdict.name}",
+            stack=stack,
+            job="grpo-lora",
+            case={},
+            verdict=verdict,
+            world_size=2,
+            command="nox -s cpu-zero",
+            reason="\x1b[31mnorm\0 < 1 & \ud800 nan",
+            duration_s=1.5,
+        )
+        for stack in ("a", "b")
+        for verdict in Verdict
+    )
+    junit.write(tmp_path, RunRecord(command="c", backend="cpu", runtime="venv", started="now", cells=cells))
+    assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
     root = ElementTree.parse(tmp_path / "junit.xml").getroot()
-    assert [(suite.get("name"), suite.get("tests")) for suite in root] == [("a", "2")]
-    assert (tmp_path / "pytest.b.log").read_text() == "b"
+    assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("14", "6", "2")
+    assert [suite.get("name") for suite in root] == ["a", "b"]
+    found = {
+        str(case.get("name")): (case[1].tag, *(each.get("value") for each in case.iter("property"))) for case in root[0]
+    }
+    assert found == {
+        "ERROR": ("failure", "error"),
+        "REGRESSION": ("failure", "regression"),
+        "FIXED_UPSTREAM": ("failure", "fixed upstream"),
+        "KNOWN_DEFECT": ("system-out", "known defect"),
+        "CORRECTED": ("system-out", "corrected"),
+        "OK": ("system-out", "ok"),
+        "NOT_RUN": ("skipped", "not run"),
+    }
+    failure = root[0].find("testcase/failure")
+    assert failure is not None and failure.get("message") == "?[31mnorm? < 1 & ? nan"
+    assert "repeat: nox -s cpu-zero" in (failure.text or "")

@@ -216,7 +216,7 @@ def test_a_number_may_be_a_factor() -> None:
 
 
 def test_a_factor_of_a_scale_that_the_step_does_not_have_explains_nothing() -> None:
-    step = {"loss_scale_before": None, "loss_scale_after": None, "loss_scale_expected": None}
+    step = {"loss_scale_before": None, "not_judged": {"loss_scale": "bf16 has no loss scale"}}
     assert judged(NORM, faults=Faults([NORM]), step=step).verdict is Verdict.REGRESSION
 
 
@@ -258,6 +258,14 @@ def test_ranks_that_disagree_fail_even_within_the_norms_tolerance() -> None:
     assert check(cell, "reported_norm").ok and check(cell, "ranks_agree").ok is False
 
 
+def test_one_rank_has_nobody_to_agree_with() -> None:
+    norm = synthetic.step(0, Faults()).grad_norm_true
+    assert (
+        check(judged(step={"grad_norm_reported": (norm,)}), "ranks_agree").reason,
+        check(judged(step={"grad_norm_reported": (norm,)}), "ranks_agree").ok,
+    ) == ("one rank", None)
+
+
 @pytest.mark.parametrize("share", [0.99, 1.01])
 def test_tolerances_are_the_boundary(share: float) -> None:
     verdict = Verdict.OK if share < 1 else Verdict.REGRESSION
@@ -277,6 +285,7 @@ MISSING: dict[str, dict[str, Any]] = {
     "gradient_used wanted": {"grad_norm_wanted": None},
     "gradient_used reference": {"grad_norm_wanted": math.inf},
     "update": {"update_error": None},
+    "loss_scale": {"loss_scale_expected": None},
 }
 
 
@@ -293,7 +302,7 @@ def test_a_check_without_numbers_is_an_error_unless_the_step_declares_why(name: 
 
 
 def test_a_case_without_a_tolerance_in_the_matrix_is_an_error() -> None:
-    cell = dataclasses.replace(CELL, case={**CELL.case, "gradient_accumulation_steps": 3})
+    cell = dataclasses.replace(CELL, case={**CELL.case, "zero_stage": 4})
     found = judge_cell(cell, synthetic.evidence(cell), synthetic.matrix())
     assert found.verdict is Verdict.ERROR and "no tolerance of forward" in (found.reason or "")
 
@@ -340,6 +349,36 @@ def test_an_exception_that_an_entry_expects_is_a_known_defect() -> None:
     cell = judged(CRASH, faults=Faults(raises="expected [96], got [0]"))
     assert (cell.verdict, cell.defects) == (Verdict.KNOWN_DEFECT, ("crash",))
     assert cell.exception is not None
+
+
+@pytest.mark.parametrize("steps", ["all", "first"])
+@pytest.mark.parametrize("where", ["setup", "setup, rank 1"])
+def test_an_exception_before_training_is_nobodys_symptom_whatever_it_says(where: str, steps: str) -> None:
+    entry = defect("crash", symptom={"raises": r"got \[0\]", "steps": steps})
+    record = jobs.ExceptionRecord("RuntimeError", "got [0]", where=where)
+    assert judged(entry, exception=record, steps=()).verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("steps", "where", "explained"),
+    [
+        ("all", "backward", True),
+        ("all", "forward, step 2, micro-batch 0", True),
+        ("first", "forward, step 0, micro-batch 1", True),
+        ("first", "backward, step 1, micro-batch 0", False),
+        ("first", "step, step 2", False),
+        ("first", "backward", False),
+        ("from:2", "step, step 0", False),
+        ("from:2", "step 1", True),
+        ("from:2", "step, step 10", True),
+        ("scale_raise", "step, step 1", False),
+    ],
+)
+def test_an_exception_is_explained_in_the_steps_of_its_entry_only(steps: str, where: str, explained: bool) -> None:
+    entry = defect("crash", symptom={"raises": r"got \[0\]", "steps": steps})
+    record = jobs.ExceptionRecord("RuntimeError", "got [0]", where=where)
+    verdict = judged(entry, exception=record, steps=()).verdict
+    assert verdict is (Verdict.KNOWN_DEFECT if explained else Verdict.REGRESSION)
 
 
 def test_any_other_exception_is_a_regression() -> None:

@@ -199,8 +199,25 @@ def test_a_tolerance_written_for_a_job_wins(tmp_path: Path) -> None:
     assert forward("lora") == 0.5
     assert forward("adapter") == 0.004
     assert forward("lora", zero_stage=2) == 0.004
-    assert forward("lora", gradient_accumulation_steps=4) is None
     assert forward("lora", dtype="fp32") is None
+
+
+def test_an_accumulation_that_was_not_measured_has_the_tolerances_of_the_next_larger_else_of_the_largest(
+    tmp_path: Path,
+) -> None:
+    group = "  - {job: lora, stages: [0], dtype: bf16, gradient_accumulation_steps: [%d], checks: {forward: %s}}\n"
+    check = "{tolerance: %s, largest: 0, repeats: 30}"
+    more = "".join(group % (steps, check % value) for steps, value in ((8, "0.8"), (4, "0.4")))
+    matrix = load(write(tmp_path, "tolerances:\n", "tolerances:\n" + more))
+
+    def forward(job: str, steps: int, stage: int = 0) -> float:
+        case: dict[str, Scalar] = {"zero_stage": stage, "dtype": "bf16", "gradient_accumulation_steps": steps}
+        return matrix.tolerances_for(job, case)["forward"].tolerance
+
+    found = {steps: forward("lora", steps) for steps in (1, 2, 4, 5, 8, 9)}
+    assert found == {1: 0.5, 2: 0.4, 4: 0.4, 5: 0.8, 8: 0.8, 9: 0.8}
+    # Never another job's or another stage's.
+    assert forward("adapter", 2) == forward("lora", 2, stage=1) == 0.004
 
 
 def test_the_matrix_cannot_be_changed_after_loading(tmp_path: Path) -> None:

@@ -331,6 +331,7 @@ def test_a_users_adapter_runs_through_the_cases_of_its_job(tmp_path: Path) -> No
     file.write_text("class Mine:\n    pass\n", encoding="utf-8")
     plan = make_plan(SHIPPED, Selection(adapter=f"{file}:Mine"))
     assert {cell.job for cell in plan.cells} == {"zero3-custom-adapter"}
+    assert {(cell.adapter, cell.ds_config) for cell in plan.cells} == {("mine.py:Mine", None)}
     assert_each_command_selects_its_cell(SHIPPED, plan.cells[:2])
     for asked, says in (
         (Selection(adapter=f"{file}:Mien"), "did you mean Mine"),
@@ -357,6 +358,7 @@ def test_a_users_configuration_is_a_case(config: Mapping[str, object], name: str
     file.write_text(json.dumps(config), encoding="utf-8")
     plan = make_plan(SHIPPED, Selection(ds_config=file))
     assert names(plan) == [f"cpu/newest/grpo-lora/{name}"]
+    assert [(cell.adapter, cell.ds_config) for cell in plan.cells] == [(None, "ds.json")]
     assert_each_command_selects_its_cell(SHIPPED, plan.cells)
 
 

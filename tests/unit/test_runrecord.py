@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -144,6 +145,13 @@ def test_the_committed_schema_is_current() -> None:
     assert committed == runrecord.schema()
 
 
+def test_a_users_own_file_stands_in_the_record() -> None:
+    cell = dataclasses.replace(CELLS[0], adapter="mine.py:Mine", ds_config="ds.json")
+    plan = PLAN.model_copy(update={"cells": (cell, CELLS[1])})
+    found = judge_run(plan, Reading({}), synthetic.matrix()).cells
+    assert [(each.adapter, each.ds_config) for each in found] == [("mine.py:Mine", "ds.json"), (None, None)]
+
+
 def test_only_verdicts_that_fail_fail_the_run() -> None:
     for verdict in Verdict:
         record = run()
@@ -165,6 +173,7 @@ def test_an_old_run_is_judged_again_with_the_matrix_of_today(tmp_path: Path, mon
     assert judge_command.main(str(tmp_path)) == ExitCode.FAILED
     again = runrecord.read_run(tmp_path)
     assert [cell.verdict for cell in again.cells] == [Verdict.REGRESSION, Verdict.NOT_RUN]
+    assert '<failure type="regression"' in (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert again.duration_s == 3.5
 
 
