@@ -1,6 +1,6 @@
 """Signals as a terminal gives them, wherever the tests are started.
 
-A shell's background job ignores SIGINT, nohup SIGHUP, and children inherit that: interrupts would be waited for in vain.
+A background job of a shell ignores SIGINT, nohup SIGHUP; children inherit it, and would wait for interrupts in vain.
 """
 
 from __future__ import annotations
