@@ -26,7 +26,8 @@ RUN apt-get update \
 FROM interpreter AS build
 SHELL ["/bin/sh", "-eu", "-c"]
 # No compiler here either: every package has a wheel, and DeepSpeed builds none of its operators (DS_BUILD_OPS=0). The
-# one it would compile at the first init_distributed is left to gloo, see tests/jobs/shims.py.
+# one it would compile at the first init_distributed is left to gloo, see tests/jobs/shims.py. (The id of uv's cache says
+# so too: uv keeps the DeepSpeed it built, and does not know what its setup.py was asked to compile.)
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates "python${PYTHON}-venv"
@@ -48,14 +49,14 @@ ARG TORCH_INDEX=""
 COPY install-stack.sh replace-packages.sh record-packages.py ./
 COPY ${LOCK} ./stack.txt
 RUN --mount=type=secret,id=site --mount=type=secret,id=ca --mount=type=bind,from=wheels,target=/wheels \
-    --mount=type=cache,id=zero-regression-matrix-uv,target=/root/.cache/uv \
+    --mount=type=cache,id=zero-regression-matrix-uv-no-operators,target=/root/.cache/uv \
     if [ -f /run/secrets/site ]; then . /run/secrets/site; fi; \
     if [ -f /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi; \
     export UV_FIND_LINKS="/wheels${UV_FIND_LINKS:+,$UV_FIND_LINKS}"; \
     ./install-stack.sh "/usr/bin/python${PYTHON}" stack.txt /opt/stack
 RUN --mount=type=secret,id=site --mount=type=secret,id=ca --mount=type=bind,from=wheels,target=/wheels \
     --mount=type=bind,from=overrides,target=/overrides,rw \
-    --mount=type=cache,id=zero-regression-matrix-uv,target=/root/.cache/uv \
+    --mount=type=cache,id=zero-regression-matrix-uv-no-operators,target=/root/.cache/uv \
     if [ -f /run/secrets/site ]; then . /run/secrets/site; fi; \
     if [ -f /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi; \
     export UV_FIND_LINKS="/wheels${UV_FIND_LINKS:+,$UV_FIND_LINKS}"; \
