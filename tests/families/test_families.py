@@ -78,7 +78,7 @@ def test_report_a_zero3_is_right(cells: dict[str, CellRecord], stack: str, case:
 def test_frozen_update_looks_right_and_trains_nothing(cells: dict[str, CellRecord], case: str) -> None:
     cell = cells[f"frozen-update/grpo-lora/{case}"]
     assert cell.verdict is Verdict.KNOWN_DEFECT
-    assert "zero0-bf16-frozen-update" in cell.defects
+    assert any(defect.startswith("zero0-bf16-frozen-update") for defect in cell.defects)
     assert check(cell, "reported_norm").ok
     found = cell.steps[0]
     assert found.grad_norm_used is not None and found.grad_norm_true
