@@ -68,5 +68,5 @@ COPY --from=build /opt/stack /opt/stack
 RUN install -d -m 1777 /pycache
 ENV PATH=/opt/stack/bin:$PATH PYTHONPYCACHEPREFIX=/pycache
 USER 4242:4242
-WORKDIR /work
+WORKDIR /project
 CMD ["python"]

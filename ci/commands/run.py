@@ -178,7 +178,7 @@ def _dry_run(plan: Plan, runtime: Runtime, recipes: Mapping[str, Recipe], out: P
         elif isinstance(runtime, HostRuntime):
             python = runtime.python
         else:
-            python, order, results = "/opt/stack/bin/python", "/work/order.json", "/results"
+            python, order, results = "/opt/stack/bin/python", "/project/order.json", "/results"
         where = "in a container of its image: " if runtime.id == "docker" else ""
         print(f"{name}: {where}{shlex.join(pytest_command(python, order, results, count))}")
     return ExitCode.OK

@@ -119,17 +119,17 @@ class DockerRuntime:
         extra_env: Mapping[str, str] | None = None,
         inputs: Sequence[Path] = (),
     ) -> Running:
-        shown = [(self._root / "tests", "/work/tests"), (order_file, "/work/order.json")]
+        shown = [(self._root / "tests", "/project/tests"), (order_file, "/project/order.json")]
         corrections = self._root / "ci" / "corrections"
         if corrections.is_dir():
-            shown.append((corrections, "/work/ci/corrections"))
+            shown.append((corrections, "/project/ci/corrections"))
         shown += [(path, self.path_inside(path)) for path in inputs]
         hand_over(results_dir)
         _must_be_readable([self._root / "tests", *inputs])
         key = (environment.image or "").rpartition("-")[2]
         orders = Orders(
             image=environment.image_id or environment.image or "",
-            command=pytest_command(environment.python, "/work/order.json", "/results", workers),
+            command=pytest_command(environment.python, "/project/order.json", "/results", workers),
             shown=shown,
             written=(results_dir, "/results"),
             # One per image and user: nobody runs bytecode that another user wrote.

@@ -68,11 +68,13 @@ def look(results, order):
         "capabilities": status["CapEff"].strip(), "no_new_privileges": status["NoNewPrivs"].strip(),
         "interfaces": sorted(os.listdir("/sys/class/net")),
         "init": open("/proc/1/comm").read().strip(),
-        "writable": {path: writable(path) for path in ["/", "/work", "/work/tests", "/tmp", "/results", "/opt/stack"]},
+        "writable": {
+            path: writable(path) for path in ["/", "/project", "/project/tests", "/tmp", "/results", "/opt/stack"]
+        },
         "tools": [tool for tool in "cc gcc g++ c++ clang ld as make pip uv".split() if shutil.which(tool)],
         "environment": dict(os.environ),
         "inputs": {path: pathlib.Path(path).read_text() for path in order.get("inputs", [])},
-        "corrections": os.path.isfile("/work/ci/corrections/one.py"),
+        "corrections": os.path.isfile("/project/ci/corrections/one.py"),
         "shared_memory": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
         "bytecode": os.path.dirname(json.__cached__),
     }, open(results / "seen.json", "w"))

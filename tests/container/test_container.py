@@ -29,7 +29,7 @@ def test_what_a_job_sees_from_inside(small: Small) -> None:
         started.terminate()
     seen = json.loads((results / "seen.json").read_text())
     assert seen["uid"] == (os.getuid() or PLAIN_USER) != 0
-    assert seen["cwd"] == "/work" and seen["init"] in ("docker-init", "tini")
+    assert seen["cwd"] == "/project" and seen["init"] in ("docker-init", "tini")
     assert int(seen["capabilities"], 16) == 0 and seen["no_new_privileges"] == "1"
     assert seen["interfaces"] == ["lo"]
     assert {path for path, answer in seen["writable"].items() if answer is True} == {"/tmp", "/results"}
@@ -105,7 +105,7 @@ def test_a_container_removed_by_somebody_else_is_a_killed_run(small: Small) -> N
 def test_an_interrupt_between_creation_and_start_leaves_no_container(
     small: Small, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    small.environment  # noqa: B018  # made before anything is interrupted
+    small.environment  # noqa: B018  # reason: made before anything is interrupted
 
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -113,7 +113,7 @@ def test_an_interrupt_between_creation_and_start_leaves_no_container(
     real = type(small.client.containers).create
 
     def create_and_interrupt(*arguments: object, **options: object) -> None:
-        real(*arguments, **options)  # type: ignore[arg-type]  # passed on as it came
+        real(*arguments, **options)  # type: ignore[arg-type]  # reason: passed on as it came
         raise KeyboardInterrupt
 
     if moment == "start":

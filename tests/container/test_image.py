@@ -78,7 +78,7 @@ def exported(client: docker.DockerClient, image: str) -> list[str]:
     """Every path in a container's file system, as a runtime would see it."""
     container = client.containers.create(image, labels={LABEL: "test"})
     try:
-        chunks: Iterable[bytes] = container.export()  # type: ignore[assignment]  # the stubs say str
+        chunks: Iterable[bytes] = container.export()  # type: ignore[assignment]  # reason: the stubs say str
         with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
             return [member.name + ("/" if member.isdir() else "") for member in archive]
     finally:
@@ -162,7 +162,7 @@ def test_a_failed_build_is_told_in_the_words_of_the_step(tmp_path: Path, client:
     project = small_project(root, client)
     (root / "docker" / "install-stack.sh").write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
     with pytest.raises(EnvironmentUnavailable) as caught:
-        project.environment  # noqa: B018  # the look makes it
+        project.environment  # noqa: B018  # reason: the look makes it
     assert caught.value.exit_code == 3
     assert caught.value.message.startswith("the image of small cannot be built: the disk is full")
 

@@ -26,7 +26,7 @@ WELL = Facts(
 
 
 def cpu(**changes: object) -> Diagnosis:
-    changed = dataclasses.replace(WELL, **changes)  # type: ignore[arg-type] # names are checked by the dataclass
+    changed = dataclasses.replace(WELL, **changes)  # type: ignore[arg-type]  # reason: names are checked by the dataclass
     return diagnose("cpu", changed, base_image="debian:bookworm-slim", unavailable=None)
 
 

@@ -115,7 +115,7 @@ def test_the_hard_limit_ends_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_limit_leaves_room_for_the_last_case(tmp_path: Path) -> None:
     cells = plan(["a", "b", "c"]).cells
-    order = stackrun.StackOrder(None, cells, tmp_path, tmp_path, workers=2)  # type: ignore[arg-type] # not looked at
+    order = stackrun.StackOrder(None, cells, tmp_path, tmp_path, workers=2)  # type: ignore[arg-type]  # reason: not looked at
     # Two of the three run one after the other: 20 s, more than the sum by workers (15 s).
     assert order.limit_s == 15 + 10 + stackrun.START_ALLOWANCE_S
 

@@ -281,7 +281,7 @@ def test_the_process_module_is_what_starts_uv(
 
     def spy(command: list[str], **options: dict[str, str]) -> process.Finished:
         seen.append(dict(options["env"]))
-        return real(command, **options)  # type: ignore[arg-type]  # the spy passes on what it was given
+        return real(command, **options)  # type: ignore[arg-type]  # reason: the spy passes on what it was given
 
     monkeypatch.setenv("DS_BUILD_OPS", "1")
     monkeypatch.setattr("ci.provision.venv.process.run", spy)
