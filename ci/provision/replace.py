@@ -33,14 +33,24 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def checkout_files(folder: Path) -> list[Path]:
-    """The files of a checkout that a build may read, relative to it: those git knows or would add."""
+    """The files of a checkout that a build may read, relative to it: those git knows or would add.
+
+    Links count as files, also those to folders: DeepSpeed's own package is one at deepspeed/accelerator.
+    """
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     known = [Path(os.fsdecode(name)) for name in (listed or b"").split(b"\0") if name]
-    return sorted({name for name in known or _walk(folder) if (folder / name).is_file()})
+    return sorted({name for name in known or _walk(folder) if (folder / name).is_file() or _inner_link(folder, name)})
+
+
+def _inner_link(folder: Path, name: Path) -> bool:
+    """Whether this is a link to something else in the same checkout, which a copy of the checkout can keep."""
+    path = folder / name
+    return path.is_symlink() and path.exists() and path.resolve().is_relative_to(folder.resolve())
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
+        yield from (Path(place, name).relative_to(folder) for name in folders if Path(place, name).is_symlink())
         folders[:] = [name for name in folders if name not in LITTER and not name.endswith(".egg-info")]
         yield from (Path(place, name).relative_to(folder) for name in files)
 
@@ -55,7 +65,8 @@ def fingerprint(override: Override) -> str:
             digest.update(override.path.name.encode() + override.path.read_bytes())
         elif override.path.is_dir():
             for name in checkout_files(override.path):
-                content = (override.path / name).read_bytes()
+                path = override.path / name
+                content = os.fsencode(path.readlink()) if _inner_link(override.path, name) else path.read_bytes()
                 digest.update(
                     f"{name}\0{os.access(override.path / name, os.X_OK)}\0{len(content)}\0".encode() + content
                 )
@@ -96,7 +107,8 @@ def stage(overrides: Sequence[Override], recipe: Recipe, folder: Path) -> None:
             place = folder / f"checkout-{canonicalize_name(override.package)}"
             for name in checkout_files(override.path):
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(override.path / name, place / name, follow_symlinks=True)
+                kept_link = _inner_link(override.path, name)
+                shutil.copy2(override.path / name, place / name, follow_symlinks=not kept_link)
         # By name: only so does uv build DeepSpeed against what is installed instead of in isolation.
         requirements.append(f"{override.package} @ ./{place.name}")
     kept = [

@@ -101,3 +101,25 @@ def test_a_checkout_is_described_by_its_commit_and_changes(checkout: Path) -> No
     assert replace.describe(override) == f"deepspeed replaced by {checkout} at commit {commit}"
     (checkout / "new.py").write_text("")
     assert replace.describe(override).endswith(f"{commit}, 1 files changed")
+
+
+@pytest.mark.parametrize("under_git", [True, False])
+def test_a_link_to_a_folder_of_the_checkout_is_kept(checkout: Path, tmp_path: Path, under_git: bool) -> None:
+    """DeepSpeed's own package `deepspeed/accelerator` is such a link; without it the copy cannot be imported."""
+    (checkout / "accelerator").mkdir()
+    (checkout / "accelerator" / "cpu.py").write_text("name = 'cpu'\n")
+    (checkout / "package" / "accelerator").symlink_to("../accelerator/")
+    if under_git:
+        git(checkout, "init", "-q")
+        git(checkout, "add", "-A")
+        git(checkout, "commit", "-qm", "start")
+    override = Override("deepspeed", path=checkout)
+    before = replace.fingerprint(override)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    recipe = make_stack(tmp_path, tmp_path / "wheels", {"deepspeed": "1.0"})
+    replace.stage([override], recipe, staged)
+    copied = staged / "checkout-deepspeed" / "package" / "accelerator"
+    assert copied.is_symlink() and (copied / "cpu.py").read_text() == "name = 'cpu'\n"
+    (checkout / "accelerator" / "cpu.py").write_text("name = 'other'\n")
+    assert replace.fingerprint(override) != before
