@@ -81,7 +81,7 @@ def test_findings_stand_in_the_order_of_mending() -> None:
     ],
 )
 def test_devices_that_are_missing(backend: str, changes: dict[str, object], says: str) -> None:
-    finding = missing_devices(backend, dataclasses.replace(WELL, **changes))  # type: ignore[arg-type] # as above
+    finding = missing_devices(backend, dataclasses.replace(WELL, **changes))  # type: ignore[arg-type]  # reason: names are checked by the dataclass
     assert finding is not None and says in finding.found and finding.mend
 
 
