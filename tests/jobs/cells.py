@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import bodies, ds_config
+from tests.jobs import bodies, corrections, ds_config
 from tests.jobs import evidence as ev
 from tests.jobs.launcher import Launcher, Outcome
 from tests.jobs.order import Cell, Order
@@ -90,7 +90,7 @@ def payload(cell: Cell, order: Order, clip: float | None) -> dict[str, Any]:
         "clip": clip,
         "adapter": cell.adapter,
         "ds_config": cell.ds_config,
-        "corrections": list(cell.corrections),
+        "corrections": list(corrections.asked(cell.corrections)),
     }
 
 
@@ -106,7 +106,6 @@ def run(cell: Cell, order: Order, launcher: Launcher, results: Path) -> ev.Evide
         device="",
         world_size=cell.world_size,
         seed=cell.seed,
-        corrections=tuple(cell.corrections),
         log=str(log.relative_to(results)),
     )
     workdir = Path(tempfile.mkdtemp(prefix="cell-"))
@@ -157,6 +156,7 @@ def _filled(blank: ev.Evidence, result: Mapping[str, Any], ranks: Outcome) -> ev
         steps=tuple(result["steps"]),
         steps_expected=result["steps_expected"],
         shims=tuple(ev.Shim(name, reason) for name, reason in result["shims"]),
+        corrections=tuple(result["corrections"]),
         exception=None if exception is None else ev.ExceptionRecord(**exception),
         training_s=round(float(result["training_s"]), 4),
         peak_memory_mb=None if ranks.peak_memory_mb is None else round(ranks.peak_memory_mb, 1),

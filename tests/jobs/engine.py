@@ -18,7 +18,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from tests.jobs import ds_config, loss_scaling, plain_optimizer, shims
+from tests.jobs import corrections, ds_config, loss_scaling, plain_optimizer, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder
 from tests.jobs.registry import user_files, workload_for
@@ -109,6 +109,7 @@ def train(context: RankContext) -> None:
         applied += shims.allow_fp16(get_accelerator())
     workload = workload_for(payload)
     recorder = Recorder(context.rank)
+    recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     watch = Watch(user_files(payload))
     where = "setup"
     try:

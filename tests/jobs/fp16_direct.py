@@ -27,7 +27,7 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import groups
 from deepspeed.utils.timer import NoopTimer
 
-from tests.jobs import engine, fp16_workload, loss_scaling, masters, plain_optimizer, shims
+from tests.jobs import corrections, engine, fp16_workload, loss_scaling, masters, plain_optimizer, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder
 from tests.jobs.workload import Workload, generator, seed_weights
@@ -184,6 +184,7 @@ def train(context: RankContext) -> None:
     if case["optimizer"] == "fused" and case.get("experts"):
         applied += shims.float_tensor_of_a_number(accelerator)
     recorder = Recorder(context.rank)
+    recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     where = "setup"
     try:
         engine.init_distributed(context, payload["backend"]["communication"])

@@ -59,6 +59,7 @@ def write_result(
         "device": records[0].device,
         "training_s": max(record.training_s for record in records),
         "shims": records[0].shims,
+        "corrections": records[0].facts["corrections"],
         "exception": _first(exceptions),
         "notes": list(dict.fromkeys(note for record in records for note in record.facts.get("notes", []))),
     }

@@ -26,7 +26,7 @@ import transformers
 from packaging.version import Version
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.jobs import ds_config, grpo, plain_optimizer, shims, trl_grpo
+from tests.jobs import corrections, ds_config, grpo, plain_optimizer, shims, trl_grpo
 from tests.jobs.engine import (
     WrongEngine,
     assert_accelerator,
@@ -237,6 +237,7 @@ def train(context: RankContext) -> None:
     workload = workload_for(payload)
     assert isinstance(workload, trl_grpo.TrlGrpo)
     recorder = Recorder(context.rank)
+    recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     listener = Listener(recorder, case, workload.seed)
     folder = context.workdir / "trl"
     trainer = None
