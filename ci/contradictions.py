@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from ci import cases
-from ci.entries import CASE_KEYS, CURRENT, NEGATION, CaseKey, Defect, Exclusion, Job, Lane, Matrix, Scalar, Where
+from ci.entries import CASE_KEYS, CURRENT, MODE, NEGATION, CaseKey, Defect, Exclusion, Job, Lane, Matrix, Scalar, Where
 from ci.errors import choices
 
 CORRECTIONS = Path("ci/corrections")
@@ -43,6 +43,7 @@ def contradictions(matrix: Matrix, root: Path) -> Iterator[Contradiction]:
     for lane_id, lane in matrix.lanes.items():
         yield from _lane(matrix, ("lanes", lane_id), lane)
     yield from _tolerances(matrix)
+    yield from _corrections(matrix, root)
     for index, defect in enumerate(matrix.defects):
         yield from _defect(matrix, root, ("defects", index), defect)
 
@@ -55,6 +56,7 @@ def _order(matrix: Matrix) -> Iterator[Contradiction]:
         "stacks": matrix.stacks,
         "lanes": matrix.lanes,
         "jobs": matrix.jobs,
+        "corrections": matrix.corrections,
     }
     for name, entries in sections.items():
         yield from _unsorted({(name, word): word for word in entries})
@@ -202,9 +204,26 @@ def _defect(matrix: Matrix, root: Path, here: Place, defect: Defect) -> Iterator
         yield Contradiction((*here, "where"), ", ".join(defect.where), "keys that one job has all of")
     yield from _packages(matrix, (*here, "affects"), defect.affects)
     if defect.correction is not None:
-        file = CORRECTIONS / f"{defect.correction}.py"
-        if not (root / file).is_file():
-            yield Contradiction((*here, "correction"), repr(defect.correction), f"the name of a file: no {file}")
+        stem, separator, mode = defect.correction.partition(MODE)
+        place = (*here, "correction")
+        yield from _correction_file(root, place, stem)
+        modes = matrix.corrections[stem].modes if stem in matrix.corrections else {}
+        if separator and mode not in modes:
+            yield _unknown(place, f"mode of {stem}", mode, modes)
+
+
+def _corrections(matrix: Matrix, root: Path) -> Iterator[Contradiction]:
+    named = {str(defect.correction).partition(MODE)[0] for defect in matrix.defects}
+    for stem in matrix.corrections:
+        yield from _correction_file(root, ("corrections", stem), stem)
+        if stem not in named:
+            yield Contradiction(("corrections", stem), repr(stem), "the `correction` of some entry of the ledger")
+
+
+def _correction_file(root: Path, place: Place, stem: str) -> Iterator[Contradiction]:
+    file = CORRECTIONS / f"{stem}.py"
+    if not (root / file).is_file():
+        yield Contradiction(place, repr(stem), f"the name of a file: no {file}")
 
 
 def _packages(matrix: Matrix, here: Place, requires: Mapping[str, str]) -> Iterator[Contradiction]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -51,6 +52,9 @@ CASE_KEYS = (
 
 CURRENT = "current"
 """The stack that stands for whatever is installed in the interpreter given; no entry may have its name."""
+
+MODE = "="
+"""Between a correction and the mode it is asked for in: `zero3_guard=raise`."""
 
 NEGATION = "not-"
 """Prefix of a value in `where` that matches everything but that value."""
@@ -105,6 +109,14 @@ Regex = Annotated[str, AfterValidator(_regex)]
 Value = Annotated[Scalar, AfterValidator(canonical)]
 ValueOrList = Value | tuple[Value, ...]
 Where = Mapping[str, ValueOrList]
+
+
+class Corrections(StrEnum):
+    """Whether affected releases are corrected: never, wherever a correction exists, or in a second cell beside."""
+
+    OFF = "off"
+    ON = "on"
+    BOTH = "both"
 
 
 class Entry(BaseModel):
@@ -291,6 +303,19 @@ class Symptom(Entry):
         return self
 
 
+class CorrectionMode(Entry):
+    """One way in which a correction can be applied. raises: it stops with this message, at the user's own line."""
+
+    raises: Regex | None = None
+
+
+class Correction(Entry):
+    """A correction of ci/corrections that has modes, the usual one first; the others need no entry."""
+
+    about: str
+    modes: Annotated[dict[Word, CorrectionMode], Field(min_length=1)]
+
+
 class Defect(Entry):
     """A ledger entry: where a known defect shows, in which releases, and how exactly."""
 
@@ -322,6 +347,7 @@ class Matrix(Entry):
     lanes: dict[Word, Lane]
     jobs: dict[Word, Job]
     tolerances: tuple[Tolerance, ...]
+    corrections: dict[str, Correction] = {}
     defects: tuple[Defect, ...]
 
     def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance]:

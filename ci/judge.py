@@ -6,13 +6,14 @@ has moved. Jobs never judge, and nothing here runs anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ci import ledger
+from ci import claims, ledger
 from ci.checks import FIXED_TOLERANCES, Missing, measure
 from ci.evidence import Evidence, Reading, Step
 from ci.ledger import Explanation, Measured
@@ -45,6 +46,9 @@ def judge_cell(
     claiming = ledger.claiming(matrix.defects, cell, evidence.pins, evidence.corrections)
     if problem is not None:
         return _record(cell, evidence, _Finding(Verdict.ERROR, problem), _plain_steps(evidence.steps, checks))
+    stop = _stop(evidence, matrix)
+    if stop is not None:
+        return _record(cell, evidence, _stopped(evidence, stop, checks), _plain_steps(evidence.steps, checks))
     measured = Measured(evidence.steps, checks, evidence.exception)
     explanation = ledger.explain(claiming, measured)
     shown = claiming if explanation is None else explanation.shown
@@ -151,6 +155,35 @@ def same_version(installed: str | None, pinned: str) -> bool:
     except InvalidVersion:
         return installed == pinned
     return found == wanted or (wanted.local is None and found.public == wanted.public)
+
+
+def _stop(evidence: Evidence, matrix: Matrix) -> str | None:
+    """The message that a correction applied here has to stop the case with, or None where none does."""
+    modes = (claims.mode_of(name, matrix.corrections) for name in evidence.corrections)
+    return next((mode.raises for mode in modes if mode is not None and mode.raises is not None), None)
+
+
+def _stopped(evidence: Evidence, pattern: str, checks: Sequence[Mapping[Name, Check]]) -> _Finding:
+    """A correction that stops the user's code holds when message and line are right, and all before was.
+
+    The line is known twice: from the traceback (user_frame) and from the message, which the correction wrote itself.
+    """
+    exception = evidence.exception
+    if exception is None:
+        return _Finding(Verdict.REGRESSION, f"nothing was raised; expected a message that matches {pattern!r}")
+    if not re.search(pattern, exception.message):
+        return _Finding(
+            Verdict.REGRESSION, f"{exception.type}: {exception.message}; expected a message that matches {pattern!r}"
+        )
+    line = (exception.user_frame or "").partition(" in ")[0]
+    if not line or not re.search(re.escape(line) + r"(?!\d)", exception.message):
+        found = exception.user_frame or "no line of the user's"
+        return _Finding(Verdict.REGRESSION, f"raised at {found}, not at the line that it names: {exception.message}")
+    for position, found_here in enumerate(checks):
+        for name, check in found_here.items():
+            if check.ok is False:
+                return _Finding(Verdict.REGRESSION, f"step {position + 1} {name} was wrong before the message came")
+    return _Finding(Verdict.CORRECTED)
 
 
 def _finding(

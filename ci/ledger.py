@@ -10,14 +10,9 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-
-from ci import cases
 from ci.checks import Prediction, predict
+from ci.claims import claims
 from ci.evidence import ExceptionRecord, Step
 from ci.matrix import Check as Name
 from ci.matrix import Defect
@@ -49,33 +44,11 @@ class Explanation:
     hidden: tuple[Defect, ...] = ()
 
 
-@cache
-def _contains(specifier: str, version: str | None) -> bool:
-    try:
-        return version is not None and SpecifierSet(specifier).contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return False  # a job writes "absent" for a package that is not installed
-
-
-def affects(defect: Defect, pins: Mapping[str, str]) -> bool:
-    """Whether all packages named are installed in an affected release; a development build counts by its version."""
-    installed = {canonicalize_name(package): version for package, version in pins.items()}
-    return all(
-        _contains(specifier, installed.get(canonicalize_name(package))) for package, specifier in defect.affects.items()
-    )
-
-
-def claims(defect: Defect, cell: Cell, pins: Mapping[str, str], corrections: Sequence[str]) -> bool:
-    """Whether the entry says that this cell shows its symptom; not where its correction was applied."""
-    if defect.correction is not None and defect.correction in corrections:
-        return False
-    return affects(defect, pins) and cases.matches(defect.where, {**cell.case, "job": cell.job})
-
-
 def claiming(
     defects: Iterable[Defect], cell: Cell, pins: Mapping[str, str], corrections: Sequence[str]
 ) -> tuple[Defect, ...]:
-    return tuple(defect for defect in defects if claims(defect, cell, pins, corrections))
+    """The entries that claim the cell and that none of the corrections applied makes right."""
+    return tuple(defect for defect in defects if claims(defect, cell.job, cell.case, pins, corrections))
 
 
 def active(defect: Defect, position: int, step: Step) -> bool:

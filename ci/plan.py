@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ci import cases
+from ci import cases, claims
 from ci.dsconfig import case_of_ds_config
 from ci.errors import EnvironmentUnavailable, NothingToRun, UsageError, choices
-from ci.matrix import CURRENT, Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
+from ci.matrix import CURRENT, Corrections, Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
 from ci.replacements import Replacement, parse_replacement
 from ci.userfiles import check_adapter, check_ds_config
 
@@ -48,6 +48,7 @@ class Selection:
     shard: str | None = None
     adapter: str | None = None
     ds_config: Path | None = None
+    corrections: Corrections = Corrections.OFF
     current: Mapping[str, str] | None = None
     repeat: tuple[str, ...] = ()
 
@@ -74,7 +75,8 @@ class Cell:
 
     case: every key of the job, in the contract's order. gated: why it is `not run`, or None. command: the one
     command that repeats just this cell. adapter, ds_config: a user's own file in place of the shipped one, by its
-    name (an adapter with its class); the id does not tell.
+    name (an adapter with its class); the id does not tell. corrections: as asked for, `name` or `name=mode`; behind a
+    `+` at the end of the id.
     """
 
     id: str
@@ -143,7 +145,8 @@ def make_plan(matrix: Matrix, selection: Selection) -> Plan:
                 key = case.requirements
                 if key not in reasons:
                     reasons[key] = _gate(job, case.values, stack)
-                cells.append(_cell(selection, stack.id, job_id, job, case, reasons[key]))
+                plain = _cell(selection, stack.id, job_id, job, case, reasons[key])
+                cells += _with_corrections(matrix, selection.corrections, stack, plain)
     if shard is not None:
         number, count = shard
         cells = cells[number - 1 :: count]
@@ -374,6 +377,23 @@ def _cell(selection: Selection, stack: str, job_id: str, job: Job, case: _LaneCa
         adapter=None if selection.adapter is None else Path(selection.adapter).name,
         ds_config=None if selection.ds_config is None else selection.ds_config.name,
     )
+
+
+def _with_corrections(matrix: Matrix, wanted: Corrections, stack: PlannedStack, plain: Cell) -> list[Cell]:
+    """The cells of a case: as it is, corrected, or both. A package whose version is not known yet claims nothing."""
+    if wanted is Corrections.OFF:
+        return [plain]
+    claiming = (entry for entry in matrix.defects if claims.claims(entry, plain.job, plain.case, stack.pins))
+    corrected = [
+        replace(
+            plain,
+            id=f"{plain.id}+{variant.suffix}",
+            corrections=variant.corrections,
+            command=f"{plain.command} --corrections on",
+        )
+        for variant in claims.variants(claiming, matrix.corrections)
+    ]
+    return [plain, *corrected] if wanted is Corrections.BOTH or not corrected else corrected
 
 
 def _command(selection: Selection, stack: str, job_id: str, case: _LaneCase) -> str:

@@ -14,10 +14,10 @@ import typer
 
 from ci.errors import UsageError
 from ci.installed import host_python, installed_packages
-from ci.matrix import CURRENT
+from ci.matrix import CURRENT, Corrections
 from ci.plan import DEFAULT_BACKEND, DEFAULT_LANE, Selection
 
-__all__ = ["DEFAULT_BACKEND", "DEFAULT_LANE"]
+__all__ = ["DEFAULT_BACKEND", "DEFAULT_LANE", "Corrections"]
 
 
 class RuntimeName(StrEnum):
@@ -26,14 +26,6 @@ class RuntimeName(StrEnum):
     DOCKER = "docker"
     VENV = "venv"
     HOST = "host"
-
-
-class Corrections(StrEnum):
-    """Whether affected releases are corrected."""
-
-    OFF = "off"
-    ON = "on"
-    BOTH = "both"
 
 
 Backend = Annotated[str, typer.Option("--backend", metavar="ID", help="cpu, cuda or npu.")]
@@ -58,7 +50,9 @@ Runtime = Annotated[
 ]
 Place = Annotated[RuntimeName, typer.Option("--runtime", help="Where the cells run: docker or venv.")]
 Python = Annotated[str | None, typer.Option("--python", metavar="EXE", help="The interpreter of --runtime host.")]
-CorrectionsChoice = Annotated[Corrections, typer.Option("--corrections", help="Only `off` so far.")]
+CorrectionsChoice = Annotated[
+    Corrections, typer.Option("--corrections", help="Correct what the ledger has a correction for; `both`: beside.")
+]
 WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help="For cells that do not fix it.")]
 Devices = Annotated[str | None, typer.Option("--devices", metavar="0,1", help="Reserved.")]
 Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equal parts.")]
@@ -88,8 +82,6 @@ def selection(
     ds_config: Path | None,
 ) -> Selection:
     """The options as a Selection. Looks into the given interpreter where `current` asks for it."""
-    if corrections is not Corrections.OFF:
-        raise UsageError(f"--corrections {corrections} is reserved: this release has no corrections yet; leave it off")
     if devices is not None:
         raise UsageError("--devices is reserved: this release has no backend with devices yet; leave it out")
     if python is not None and runtime is not RuntimeName.HOST:
@@ -113,6 +105,7 @@ def selection(
         shard=shard,
         adapter=adapter,
         ds_config=ds_config,
+        corrections=corrections,
         current=installed,
         repeat=tuple(repeat),
     )

@@ -38,6 +38,8 @@ NOT_INHERITED = (
     "VIRTUAL_ENV",
     "PYTEST_ADDOPTS",
     "PYTEST_PLUGINS",
+    # Which cells are corrected is the order's to say; inside a stack the variable asks for more.
+    "CI_CORRECTIONS",
 )
 
 
