@@ -140,16 +140,21 @@ def uv(site: Site, arguments: Sequence[str], what: str, extra_env: Mapping[str, 
     return finished
 
 
+_DISK_FULL = r"no space left on device|os error 28\b|disk quota exceeded"
+_CERTIFICATES = r"invalid peer certificate|certificate.verify.failed|unknownissuer|self-signed"
+_UNREACHABLE = (
+    r"dns error|error sending request|failed to fetch|connection refused|network is unreachable|could not connect"
+    r"|temporary failure|name or service not known|timed out|could not resolve"
+)
 #: What a tool says -> what it means here and what to do. The first that fits is told.
 _REASONS = {
-    r"no space left on device|os error 28\b|disk quota exceeded": "the disk is full; free some space and start again",
+    _DISK_FULL: "the disk is full; free some space and start again",
     r"no solution found": "no set of releases satisfies these pins",
     r"hash mismatch": "a download does not have the hash in the lock: the lock and the source differ",
-    r"invalid peer certificate|certificate.verify.failed|unknownissuer|self-signed": (
+    _CERTIFICATES: (
         "TLS is re-signed by an authority that is not trusted here; let SSL_CERT_FILE name a bundle that holds it"
     ),
-    r"dns error|error sending request|failed to fetch|connection refused|network is unreachable|could not connect"
-    r"|temporary failure|name or service not known|timed out|could not resolve": (
+    _UNREACHABLE: (
         "an index or a mirror cannot be reached; PIP_FIND_LINKS or UV_FIND_LINKS (local wheels), UV_DEFAULT_INDEX "
         "(an index of the site) and https_proxy would be used"
     ),
@@ -162,6 +167,11 @@ def explain(said: str) -> str:
     """One reason for what a tool printed, followed by its own last words."""
     reason = next((text for pattern, text in _REASONS.items() if re.search(pattern, said, re.IGNORECASE)), "it failed")
     return "\n".join([reason, *(f"  {line}" for line in last_lines(said.splitlines()))])
+
+
+def hosts_fault(said: str) -> bool:
+    """Whether what a tool printed is about this host (disk, network, certificates) and not about what was asked."""
+    return re.search("|".join((_DISK_FULL, _CERTIFICATES, _UNREACHABLE)), said, re.IGNORECASE) is not None
 
 
 def last_lines(lines: Iterable[str], count: int = 20) -> list[str]:

@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[_ORDER] = order.read(path)
     os.environ.update(ENVIRONMENT)
+    with_trl = any(cell.case.get("trainer") == "trl" for cell in config.stash[_ORDER].cells)
+    os.environ["JOBS_WITH_TRL"] = "1" if with_trl else "0"
     os.environ["DS_ACCELERATOR"] = str(config.stash[_ORDER].backend["accelerator"])
 
 
