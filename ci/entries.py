@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -47,6 +47,14 @@ CASE_KEYS = (
     "num_iterations",
     "beta",
     "lora_b",
+    "offload",
+    "grad_accum_dtype",
+    "backward_calls",
+    "parameters",
+    "param_groups",
+    "weight_decay",
+    "resume",
+    "steps",
 )
 """Every case key, in the order in which a cell id writes them (contract)."""
 
@@ -327,6 +335,9 @@ class Defect(Entry):
     symptom: Symptom
     tolerance: Annotated[float | None, Field(gt=0)] = None
     correction: str | None = None
+    config: Annotated[
+        dict[str, Any] | None, Field(description="keys of the DeepSpeed configuration that avoid the defect")
+    ] = None
     advice: str
 
     @field_validator("affects")

@@ -71,7 +71,9 @@ def judge_run(plan: SavedPlan, reading: Reading, matrix: Matrix, duration_s: flo
         duration_s=duration_s,
         cells=tuple(cells),
         ledger={
-            defect.id: DefectSummary(title=defect.title, upstream=defect.upstream, advice=defect.advice)
+            defect.id: DefectSummary(
+                title=defect.title, upstream=defect.upstream, advice=defect.advice, correction=defect.correction
+            )
             for defect in matrix.defects
             if defect.id in named
         },

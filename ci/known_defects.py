@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ci.entries import Defect, Effect, Symptom
+import json
+
+from ci.entries import MODE, Defect, Effect, Symptom
 from ci.matrix import Matrix
 
 HEADER = """# Known defects
@@ -30,7 +32,7 @@ NAMES = {
 def page(matrix: Matrix) -> str:
     """The whole page, entries by id."""
     table = ["| defect | releases | where |", "|---|---|---|"]
-    table += [f"| [{defect.id}](#{defect.id}) | {_releases(defect)} | {_where(defect)} |" for defect in matrix.defects]
+    table += [f"| [{defect.id}](#{defect.id}) | {releases(defect)} | {where(defect)} |" for defect in matrix.defects]
     return "\n".join([HEADER, *table, "", *(_section(defect) for defect in matrix.defects)])
 
 
@@ -46,34 +48,48 @@ def _section(defect: Defect) -> str:
         "",
         f"{defect.title}.",
         "",
-        f"- **releases**: {_releases(defect)}",
-        f"- **where**: {_where(defect)}",
-        f"- **symptom**: {_symptom(defect.symptom)}",
+        f"- **releases**: {releases(defect)}",
+        f"- **where**: {where(defect)}",
+        f"- **symptom**: {symptom(defect.symptom)}",
         f"- **advice**: {defect.advice}",
         f"- **upstream**: {', '.join(map(link, defect.upstream))}",
     ]
-    if defect.correction is not None:
-        lines.append(f"- **correction**: `ci/corrections/{defect.correction}.py`")
+    if defect.config is not None:
+        lines.append(f"- **configuration**: `{json.dumps(defect.config)}`")
+    if (file := correction(defect)) is not None:
+        lines.append(f"- **correction**: `{file}`")
     return "\n".join(lines) + "\n"
 
 
-def _releases(defect: Defect) -> str:
+def correction(defect: Defect) -> str | None:
+    """The correction's file, with the mode where only one makes it right; None where there is no correction."""
+    if defect.correction is None:
+        return None
+    stem, _, mode = defect.correction.partition(MODE)
+    return f"ci/corrections/{stem}.py" + (f" ({stem.upper()}={mode})" if mode else "")
+
+
+def releases(defect: Defect) -> str:
+    """The releases affected, in words."""
     return ", ".join(f"{package} {specifier}" for package, specifier in defect.affects.items())
 
 
-def _where(defect: Defect) -> str:
+def where(defect: Defect) -> str:
+    """The configurations in which the defect shows, in words."""
+
     def text(value: object) -> str:
         return " or ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
     return ", ".join(f"{key} {text(value)}" for key, value in defect.where.items())
 
 
-def _symptom(symptom: Symptom) -> str:
-    if symptom.raises is not None:
-        return f"raises `{symptom.raises}`"
+def symptom(of: Symptom) -> str:
+    """What it looks like, in words."""
+    if of.raises is not None:
+        return f"raises `{of.raises}`"
     when = {"all": "", "first": " in the first step", "scale_raise": " in steps at which the loss scale rises"}
-    suffix = when.get(symptom.steps, f" from step {symptom.steps.removeprefix('from:')} on")
-    return "; ".join(f"`{check}` is {_effect(effect)}" for check, effect in symptom.effects.items()) + suffix
+    suffix = when.get(of.steps, f" from step {of.steps.removeprefix('from:')} on")
+    return "; ".join(f"`{check}` is {_effect(effect)}" for check, effect in of.effects.items()) + suffix
 
 
 def _effect(effect: Effect) -> str:

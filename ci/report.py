@@ -103,6 +103,8 @@ def _block(cell: CellRecord, ledger: dict[str, DefectSummary], out: Console, wid
     def say(text: str, style: str = "") -> None:
         out.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, 2)), width=width)
 
+    if cell.corrections:
+        say(f"corrected by {', '.join(cell.corrections)}")
     if cell.reason:
         say(cell.reason)
     if cell.exception is not None:
@@ -130,6 +132,8 @@ def _block(cell: CellRecord, ledger: dict[str, DefectSummary], out: Console, wid
             out.print(Text(f"    {link(upstream)}"), soft_wrap=True)
         if known.advice and defect in cell.defects:
             say(f"advice: {known.advice}")
+        if known.correction and defect in cell.defects and not cell.corrections:
+            say(f"makes it right: {known.correction} (--corrections both shows it)")
     for shim in cell.shims:
         say(f"shim {shim.name}: {shim.reason}", "dim")
     if cell.log:

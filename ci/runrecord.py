@@ -101,6 +101,7 @@ class DefectSummary(Record):
     title: str
     upstream: tuple[str, ...] = ()
     advice: str | None = None
+    correction: str | None = None
 
 
 class Context(Record):
