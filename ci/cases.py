@@ -24,6 +24,13 @@ PREFIXES: Mapping[str, str] = {
     "num_iterations": "iter",
     "beta": "beta",
     "lora_b": "b-",
+    "offload": "offload-",
+    "grad_accum_dtype": "accum-",
+    "backward_calls": "backward",
+    "parameters": "params-",
+    "param_groups": "groups",
+    "weight_decay": "decay",
+    "steps": "steps",
 }
 """What stands before a value in a cell id; keys not named here are written as the value alone."""
 

@@ -94,8 +94,8 @@ class Rule:
 
 def fp16_section(case: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of DeepSpeed's fp16 section for the case's `loss_scale`; None leaves ms-swift's own section."""
-    kind = case.get("loss_scale")
-    return None if kind is None else dict(SECTIONS[kind])
+    kind = case.get("loss_scale", "none")
+    return None if kind == "none" else dict(SECTIONS[kind])
 
 
 def overflows_at(case: Mapping[str, Any], step: int) -> bool:

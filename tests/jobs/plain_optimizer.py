@@ -15,7 +15,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """kind: "sgd" (no decay) or "adamw" (torch's defaults and a weight decay). momentum: of SGD."""
+    """kind: "sgd" or "adamw" (torch's defaults), with a weight decay. momentum: of SGD."""
 
     kind: str
     lr: float
@@ -41,13 +41,18 @@ def settings(case: Mapping[str, Any]) -> OptimizerSettings:
     return OptimizerSettings("sgd", lr=float(case.get("lr", 1.0)))
 
 
-def build(parameters: Iterable[torch.nn.Parameter], config: OptimizerSettings) -> torch.optim.Optimizer:
-    """The torch optimizer that a user of this configuration would hand to DeepSpeed."""
+def build(
+    parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], config: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """The torch optimizer that a user of this configuration would hand to DeepSpeed.
+
+    parameters: parameters, or groups of them with what differs there.
+    """
     if config.kind == "adamw":
         return torch.optim.AdamW(
             parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def stepped(

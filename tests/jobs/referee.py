@@ -23,8 +23,8 @@ NORM_FILE = "first_norm.json"
 def measure_first_norm(context: RankContext) -> None:
     """Write the true norm of the first step from the seeded weights."""
     payload = context.payload
-    accumulation = int(payload["case"].get("gradient_accumulation_steps", 1))
-    value = reference.first_norm(workload_for(payload), int(payload["world_size"]), accumulation)
+    workload = workload_for(payload)
+    value = reference.first_norm(workload, int(payload["world_size"]), workload.micro_batches())
     (context.workdir / NORM_FILE).write_text(json.dumps(value))
 
 

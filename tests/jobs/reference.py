@@ -226,7 +226,7 @@ class _Referee:
         self.ranks = ranks
         self.clip = clip
         self.shapes = ranks[0].shapes
-        self.settings = plain_optimizer.settings(workload.case)
+        self.settings = workload.settings()
         self.dtype = DTYPES[workload.case["dtype"]]
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
@@ -277,10 +277,10 @@ class _Referee:
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
         truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
-        accumulation = int(self.workload.case.get("gradient_accumulation_steps", 1))
-        if any(len(of_rank) != accumulation for of_rank in batches):
+        wanted_batches = self.workload.micro_batches()
+        if any(len(of_rank) != wanted_batches for of_rank in batches):
             raise ValueError(
-                f"step {index}: {[len(b) for b in batches]} micro-batches, the case asks for {accumulation}"
+                f"step {index}: {[len(b) for b in batches]} micro-batches, the case asks for {wanted_batches}"
             )
         if truth.has_logprobs and any(batch.logprobs is None for of_rank in batches for batch in of_rank):
             raise ValueError(f"step {index}: a micro-batch was recorded without its log-probabilities")
@@ -317,7 +317,7 @@ class _Referee:
         wanted = scaled(truth.mean, clip_coefficient(true_norm, self.clip))
         errors = tensor_errors(used, wanted)
         moments = {key: assembled(records, self.shapes, key)[0] for key in _MOMENTS}
-        update_errors = self._update_errors(before, after, used, unhanded, moments, index)
+        update_errors = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index))
         lora = self._lora(truth.mean, used)
         step = dataclasses.replace(
             step,
@@ -334,6 +334,10 @@ class _Referee:
         )
         self.previous = truth.mean
         return step
+
+    def _stepped_before(self, index: int) -> int:
+        """Steps that the inner optimizer has taken before this one: all but those that overflowed."""
+        return index - sum(self.overflows[:index])
 
     def _ratio_clip(self) -> list[str]:
         """A case of several iterations is about the ratio clip, so it must have seen it bind."""
@@ -382,7 +386,8 @@ class _Referee:
         for name, master in masters.items():
             expected = seeded[name].view_as(master)
             for taken in range(steps_taken):
-                expected = plain_optimizer.stepped(expected, torch.zeros_like(expected), {}, taken, self.settings)
+                nothing = torch.zeros_like(expected)
+                expected = plain_optimizer.stepped(expected, nothing, {}, taken, self.workload.settings(name))
             if not torch.equal(master, expected):
                 found.append(f"{name}: the initial master is not the seeded weight")
         return found
@@ -419,16 +424,17 @@ class _Referee:
         expected = {
             name: plain_optimizer.stepped(
                 before[name],
-                None if name in unhanded and self.settings.kind == "sgd" else used[name],
+                None if name in unhanded else used[name],
                 {key: moments[key][name] for key in moments},
                 steps_before,
-                self.settings,
+                self.workload.settings(name),
             )
             for name in before
         }
-        largest = worst(*(float((expected[name] - before[name]).abs().max()) for name in before))
-        errors = {}
-        for name in before:
+        filled = [name for name in before if before[name].numel()]
+        largest = worst(*(float((expected[name] - before[name]).abs().max()) for name in filled))
+        errors = dict.fromkeys(before, 0.0)
+        for name in filled:
             ulp = torch.nextafter(expected[name].abs(), torch.tensor(math.inf)) - expected[name].abs()
             excess = float(((after[name] - expected[name]).abs() - ulp).clamp(min=0).max())
             errors[name] = excess / largest if largest else (math.inf if excess else 0.0)
@@ -469,7 +475,7 @@ class _Referee:
             found["without_experts"] = Alternative(reported_norm=shared, gradient=grams(used, wanted))
         if self.settings.kind == "adamw":
             before, after, unhanded, moments = update
-            ahead = self._update_errors(before, after, used, unhanded, moments, index + 1)
+            ahead = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index) + 1)
             found["step_count_plus_one"] = Alternative(
                 update_error=worst(*ahead.values()),
                 consistency=tuple(others + (self._initial(model, before, steps_taken=1) if index == 0 else [])),

@@ -32,6 +32,10 @@ def workload_for(payload: Mapping[str, Any]) -> Workload:
         from tests.jobs.fp16_workload import DenseFp16
 
         return DenseFp16(case, seed)
+    if payload["job"] == "engine-sweep":
+        from tests.jobs.sweep_workload import EngineSweep
+
+        return EngineSweep(case, seed)
     raise LookupError(f"job {payload['job']!r} has no workload")
 
 

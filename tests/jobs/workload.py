@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from tests.jobs import plain_optimizer
+from tests.jobs.plain_optimizer import OptimizerSettings
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -65,6 +68,14 @@ class Workload:
     def is_expert(self, name: str) -> bool:
         """Whether the parameter of this name belongs to a mixture-of-experts expert."""
         return False
+
+    def micro_batches(self) -> int:
+        """Forward passes that each rank makes for one optimizer step."""
+        return int(self.case.get("gradient_accumulation_steps", 1))
+
+    def settings(self, name: str = "") -> OptimizerSettings:
+        """What the optimizer does to the parameter of this name; without one, to those of no special group."""
+        return plain_optimizer.settings(self.case)
 
     def clip_share(self, logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
         """Share of tokens at which the loss's own ratio clip binds; a case about it must see it bind."""

@@ -1,0 +1,146 @@
+"""A case of the job engine-sweep: what each rank runs.
+
+As tests/jobs/engine.py, with what only these cases have: parameter groups, several backward calls a micro-step, and
+a checkpoint in the middle from which a fresh engine goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from tests.jobs import corrections, engine, masters, shims
+from tests.jobs.launcher import RankContext
+from tests.jobs.recorder import Recorder, _local, _recording
+from tests.jobs.sweep_workload import RESUME_AFTER, EngineSweep
+
+TAG = "middle"
+NOT_THE_SEED = 0.5
+"""Added to every weight of the model that a checkpoint is loaded into: what is not loaded must show."""
+
+
+class ResumingRecorder(Recorder):
+    """A recorder that moves on to a fresh engine and notes what a checkpoint did not bring back, bitwise."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self._not_restored: list[str] = []
+
+    @_recording
+    def resume(self, fresh: Any) -> None:
+        """Listen to an engine into which the state after the last recorded step has been loaded."""
+        last = self.steps[-1]
+        frozen = self._frozen
+        self.attach(fresh)
+        assert self._spy is not None
+        found = []
+        pieces = {(piece.name, piece.start): piece for piece in last.pieces}
+        for fragment, master in zip(self._fragments, self._before, strict=True):
+            piece = pieces.pop((fragment.name, fragment.start), None)
+            if piece is None:
+                found.append(f"{fragment.name}: another part of it is held after resuming")
+                continue
+            if not torch.equal(piece.master_after, master):
+                found.append(f"{fragment.name}: its master is not restored by the checkpoint")
+            held = self._spy.state(fragment.master)
+            for moment, value in piece.state_after.items():
+                if moment not in held or not torch.equal(fragment.read(held[moment]), value):
+                    found.append(f"{fragment.name}: {moment} is not restored by the checkpoint")
+        found += [f"{name}: no master is held after resuming" for name, _ in pieces]
+        scale = masters.loss_scale(fresh.optimizer)
+        if scale != last.loss_scale_after:
+            found.append("the loss scale is not restored by the checkpoint")
+        if fresh.global_steps != len(self.steps):
+            found.append("the number of steps taken is not restored by the checkpoint")
+        for name, parameter in fresh.module.named_parameters():
+            if name in frozen and not torch.equal(_local(parameter), frozen[name]):
+                found.append(f"{name}: frozen, and not restored by the checkpoint")
+        self._frozen = frozen
+        self._not_restored = found
+
+    def _close(self) -> None:
+        super()._close()
+        if self._not_restored:
+            self.steps[-1].violations.extend(self._not_restored)
+            self._not_restored = []
+
+
+def _initialize(workload: EngineSweep, config: dict[str, Any], *, resuming: bool) -> tuple[Any, shims.Applied]:
+    """(a new engine for the case, shims). resuming: its weights are off until a checkpoint is loaded."""
+    applied: shims.Applied = []
+    model = workload.build_on_rank(config)
+    if resuming:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(NOT_THE_SEED)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    optimizer = workload.optimizer(trainable)
+    if workload.case["optimizer"] == "fused":
+        applied += shims.stand_in_for_fused(type(optimizer))
+    built, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    engine.assert_engine(built, workload.case)
+    built.train()
+    return built, applied
+
+
+def train(context: RankContext) -> None:
+    """Body of a rank; writes the rank's record."""
+    engine.assert_preloaded()
+    payload = context.payload
+    case: Mapping[str, Any] = payload["case"]
+    device = engine.assert_accelerator(payload["backend"])
+    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case)
+    if case["dtype"] == "fp16":
+        applied += shims.allow_fp16(get_accelerator())
+    workload = EngineSweep(case, int(payload["seed"]))
+    recorder = ResumingRecorder(context.rank)
+    recorder.facts["corrections"] = corrections.apply(payload["corrections"])
+    calls = int(case["backward_calls"])
+    where = "setup"
+    try:
+        engine.init_distributed(context, payload["backend"]["communication"])
+        config = workload.adjust_config(engine.configuration(case, payload))
+        current, more = _initialize(workload, config, resuming=False)
+        applied += more
+        recorder.attach(current)
+        for step in range(workload.steps()):
+            if case["resume"] and step == RESUME_AFTER:
+                where = f"save, step {step}"
+                folder = str(context.workdir / "checkpoint")
+                current.save_checkpoint(folder, tag=TAG)
+                where = f"resume, step {step}"
+                del current
+                gc.collect()
+                current, _ = _initialize(workload, config, resuming=True)
+                path, _ = current.load_checkpoint(folder, tag=TAG)
+                if path is None:
+                    raise RuntimeError("load_checkpoint found nothing where save_checkpoint had written")
+                recorder.resume(current)
+            for index in range(int(case["gradient_accumulation_steps"])):
+                for call in range(calls):
+                    batch = workload.micro_batch(context.rank, step, index * calls + call)
+                    on_device = {
+                        k: v.to(current.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
+                    }
+                    with recorder.timed():
+                        where = f"forward, step {step}, micro-batch {index}"
+                        loss, _ = workload.loss(current, on_device)
+                        with recorder.untimed():
+                            recorder.micro_batch(batch, loss, None)
+                        where = f"backward, step {step}, micro-batch {index}"
+                        current.backward(loss / calls if calls > 1 else loss)
+                with recorder.timed():
+                    where = f"step, step {step}"
+                    current.step()
+    except engine.WrongEngine:
+        raise
+    except Exception as error:  # noqa: BLE001  # reason: what training raises is evidence, whatever it is
+        traceback.print_exc()
+        recorder.facts["exception"] = engine.describe(error, where, context.rank, ())
+    recorder.save(context.record_path, device=device, shims=applied)
