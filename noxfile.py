@@ -151,5 +151,12 @@ def calibrate(session: nox.Session) -> None:
     ci(session, "calibrate", *session.posargs)
 
 
+@nox.session(default=False)
+def watch(session: nox.Session) -> None:
+    """Are there newer releases than the pins, do they train correctly, and what changes in matrix.yaml?"""
+    install(session, HOST)
+    ci(session, "watch", *session.posargs)
+
+
 if __name__ == "__main__":
     nox.main()

@@ -1,4 +1,4 @@
-"""One real run of the pull-request lane over every shipped CPU stack; the tests look at what it left."""
+"""One real run of the pull-request lane over every shipped CPU stack, claimed cells with and without corrections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def families(request: pytest.FixtureRequest, matrix: Matrix, tmp_path_factory: p
     if given is None:
         out = tmp_path_factory.mktemp("families")
         stacks = [word for name in sorted(_cpu_stacks(matrix)) for word in ("--stack", name)]
-        command = [sys.executable, "-m", "ci", "run", "--runtime", "venv", *stacks, "--out", str(out)]
+        command = [sys.executable, "-m", "ci", "run", "--runtime", "venv", "--corrections", "both", *stacks]
+        command += ["--out", str(out)]
         code = subprocess.run(command, cwd=ROOT, timeout=3600, check=False).returncode
         folder = (out / "latest").resolve()
     else:
