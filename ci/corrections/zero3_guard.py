@@ -14,7 +14,8 @@ What it does, in every forward pass of a DeepSpeedEngine at ZeRO-3, by the envir
     gather (the default): a parameter that is away is gathered at its first touch, and registered as an external
         parameter of the module that runs at that moment, as attribute access does; the prefetching trace, which did not
         know of it, is recorded anew. From then on forward and backward find it gathered. Touches inside
-        GatheredParameters are registered too, and parameters that are being prefetched at its entry are waited for.
+        GatheredParameters are registered too; what is being prefetched at its entry is waited for, and what a running
+        module holds is left gathered at its end.
     raise: PartitionedParameterError at the user's own line, naming operation, parameter and remedy. The user's line is
         that of the innermost frame that is not of the standard library, torch, deepspeed, transformers, accelerate,
         peft, trl or this file. A frozen parameter has no gradient to break: its plain sum, the keep-alive, is warned
@@ -188,17 +189,23 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untype
             if parameter in flights:
                 flights.pop(parameter).wait()
 
-    def gathering_by_hand(self, parameters: Sequence[Any]) -> None:
-        """Before GatheredParameters enters: DeepSpeed refuses what is in flight at that moment."""
+    def gathering_by_hand(self, parameters: Sequence[Any], *, writes: bool) -> list[Any]:
+        """Before GatheredParameters enters; returns what it shall gather, and partition when it is left.
+
+        DeepSpeed refuses what is in flight at that moment, and at the end what a running module holds. writes: whether
+        the context is to write back what the user changes, for which it needs them all.
+        """
         flying = [parameter for parameter in parameters if parameter.ds_status.name == "INFLIGHT"]
         frame = _users_frame() if flying else None
-        if frame is None:
-            return
-        if self._raises:
+        if frame is not None and self._raises:
             raise PartitionedParameterError(self._message("GatheredParameters", flying[0], frame, "INFLIGHT"))
-        with torch.no_grad():
-            for parameter in flying:
-                self.wait_for(parameter)
+        if frame is not None:
+            with torch.no_grad():
+                for parameter in flying:
+                    self.wait_for(parameter)
+        if self._raises or writes:
+            return list(parameters)
+        return [p for p in parameters if not (p.ds_status.name == "AVAILABLE" and p.ds_active_sub_modules)]
 
     def _coordinator(self) -> Any:
         find = self._offload.get_param_coordinator
@@ -354,19 +361,27 @@ def _patch_gathered_parameters() -> None:
 
     @functools.wraps(original_enter)
     def enter(self: Any) -> Any:
-        parameters = getattr(self, "params", ()) if self.enabled else ()
-        if _ACTIVE:
-            _ACTIVE[-1].gathering_by_hand(parameters)
+        if not _ACTIVE or not self.enabled:
+            return original_enter(self)
+        guard, whole = _ACTIVE[-1], self.params
+        self.params = guard.gathering_by_hand(whole, writes=self.src_rank is not None)
+        self.enabled = bool(self.params)
+        self._zero3_guard = (guard, whole)
         entered = original_enter(self)
-        if _ACTIVE:
-            _ACTIVE[-1].by_hand.update(map(id, parameters))
+        guard.by_hand.update(map(id, self.params))
         return entered
 
     @functools.wraps(original_exit)
     def leave(self: Any, *exc: Any) -> Any:
-        if _ACTIVE and self.enabled:
-            _ACTIVE[-1].by_hand.difference_update(map(id, self.params))
-        return original_exit(self, *exc)
+        guarded = self.__dict__.pop("_zero3_guard", None)
+        if guarded is None:
+            return original_exit(self, *exc)
+        guard, whole = guarded
+        guard.by_hand.difference_update(map(id, whole))
+        try:
+            return original_exit(self, *exc)
+        finally:
+            self.params, self.enabled = whole, True
 
     context.__enter__, context.__exit__ = enter, leave
 
@@ -429,8 +444,12 @@ def _check() -> None:
             ),
         ),
         (
-            f"{partition}: GatheredParameters.__enter__ and __exit__ over self.params while self.enabled",
-            lambda: {"params", "enabled"} <= constants(partition_parameters.GatheredParameters.__enter__),
+            f"{partition}: GatheredParameters.__enter__ over self.params while self.enabled, src_rank where it writes",
+            lambda: (
+                {"params", "enabled"} <= constants(partition_parameters.GatheredParameters.__enter__)
+                and "src_rank" in constants(partition_parameters.GatheredParameters.__init__)
+                and callable(partition_parameters.GatheredParameters.__exit__)
+            ),
         ),
         (
             f"{coordinator}.is_complete_trace and _invalidate_trace",
