@@ -22,7 +22,7 @@ from ci.interrupts import Interrupts
 
 NOT_COMMANDS = ("options",)
 
-RESERVED = ("audit", "bisect", "mutants", "survey", "sweep")
+RESERVED = ("audit", "mutants", "sweep")
 """Commands that have a name and no code yet."""
 
 

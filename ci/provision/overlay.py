@@ -70,10 +70,7 @@ class OverlayRuntime(VenvRuntime):
         base = self.provision(recipe)
         if base.folder is None:
             raise EnvironmentUnavailable(f"stack {recipe.stack} has no folder of its own")
-        key = cache.key(
-            FORMAT, base.folder.name, canonicalize_name(release.package), release.version, release.commit or ""
-        )
-        target = self._folder / f"{recipe.stack}-{release.package}-{release.version}-{key}"
+        target = self.overlay_folder(recipe, release)
         reused = (target / "packages.json").is_file()
         if not reused:
             with cache.only_one(self._folder, target.name, self._say):
@@ -92,6 +89,23 @@ class OverlayRuntime(VenvRuntime):
         )
         self._check_import(recipe, release, target)
         return environment
+
+    def overlay_folder(self, recipe: Recipe, release: Release) -> Path:
+        """Where the overlay is, or would be made."""
+        package = canonicalize_name(release.package)
+        key = cache.key(FORMAT, self.folder(recipe).name, package, release.version, release.commit or "")
+        return self._folder / f"{recipe.stack}-{package}-{release.version}-{key}"
+
+    def brought_along(self, recipe: Recipe, release: Release) -> dict[str, str]:
+        """The packages that came with the release since the stack has them in another version, or not at all."""
+        base, top = (
+            json.loads((folder / "packages.json").read_text(encoding="utf-8"))["packages"]
+            if (folder / "packages.json").is_file()
+            else {}
+            for folder in (self.folder(recipe), self.overlay_folder(recipe, release))
+        )
+        own = canonicalize_name(release.package)
+        return {name: new for name, new in top.items() if name != own and base.get(name) != new}
 
     def _make_overlay(self, recipe: Recipe, release: Release, base: Path, target: Path) -> None:
         self._say(f"{release}: making an overlay on {recipe.stack}")
