@@ -66,7 +66,7 @@ def test_every_command_has_help(ci: Call) -> None:
     ("words", "code", "says"),
     [
         ("paln", 2, "unknown command 'paln'; did you mean plan?"),
-        ("survey --package deepspeed", 2, "`survey` is reserved"),
+        ("audit --package deepspeed", 2, "`audit` is reserved"),
         ("plan --stak newest", 2, "No such option: --stak (Possible options: --shard, --stack)"),
         ("plan newest", 2, "unexpected extra argument(s) (newest)"),
         ("plan --world-size two", 2, "'--world-size': Input should be a valid integer"),
