@@ -24,6 +24,8 @@ OPEN_VALUES: Mapping[str, tuple[Scalar, ...]] = {
     "steps": (3, 5),
 }
 """What is drawn for keys whose values are any number; the default first."""
+SIMPLEST_FIRST: Mapping[str, tuple[Scalar, ...]] = {**OPEN_VALUES, "dtype": ("fp32", "bf16", "fp16")}
+"""Keys that have more than one step towards the simplest."""
 CANDIDATES = 8
 """Cases made for each pair that is left; the one that covers most is kept."""
 TRIES = 20
@@ -45,12 +47,17 @@ def allowed(job: Job, case: Case) -> bool:
 def complete(job: Job, fixed: Case, rng: random.Random) -> dict[str, Scalar] | None:
     """A random case with the values fixed; None where no completion was found."""
     values = domain(job)
+    about = {name: [each.where for each in job.exclude if name in each.where] for name in job.ordered_keys}
     for _ in range(TRIES):
         case = dict(fixed)
         for name in rng.sample(job.ordered_keys, len(job.ordered_keys)):
             if name in case:
                 continue
-            fitting = [value for value in values[name] if allowed(job, {**case, name: value})]
+            fitting = [
+                value
+                for value in values[name]
+                if not any(cases.matches(where, {**case, name: value}) for where in about[name])
+            ]
             if not fitting:
                 break
             case[name] = rng.choice(fitting)
@@ -117,13 +124,12 @@ def simpler(job: Job, case: Case) -> list[dict[str, Scalar]]:
 
     fp32 is simpler than a 16-bit type; a key that the simpler one forbids goes to its default as well.
     """
-    order: dict[str, tuple[Scalar, ...]] = {**OPEN_VALUES, "dtype": ("fp32", "bf16", "fp16")}
     found = []
     for name in job.ordered_keys:
         usual = cases.default(job.keys[name], case)
         if name == "zero_stage" or (usual is not None and same(usual, case[name])):
             continue
-        before = list(itertools.takewhile(functools.partial(_differs, case[name]), order.get(name, ())))
+        before = list(itertools.takewhile(functools.partial(_differs, case[name]), SIMPLEST_FIRST.get(name, ())))
         for value in before if usual is None else [usual, *(v for v in before if not same(v, usual))]:
             changed = fitted(job, case, {name: value})
             if changed is not None and changed not in found:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ci import cases
 from ci.cases import Case
 from ci.entries import Job, Scalar, same
+from ci.sweep.draw import SIMPLEST_FIRST
 from ci.sweep.shrink import shrink
 from ci.sweep.signature import Outcome
 
@@ -27,8 +28,18 @@ class Finding:
 
 
 def contains(job: Job, case: Case, smallest: Case) -> bool:
-    """Whether the case has all that the smallest one needs: its keys without default and those off their default."""
-    return all(same(case[name], smallest[name]) for name in cases.shown(job, smallest))
+    """Whether the case has all that the smallest one needs: what could not be made simpler, or even more of it."""
+    return all(_as_much(name, case[name], smallest[name]) for name in cases.shown(job, smallest))
+
+
+def _as_much(name: str, value: Scalar, needed: Scalar) -> bool:
+    """Of a number that could be made smaller but not the default, a larger one will do as well."""
+    order = SIMPLEST_FIRST.get(name)
+    if order is None or needed not in order or value not in order:
+        return same(value, needed)
+    if name == "dtype":
+        return same(needed, order[0]) or same(value, needed)
+    return order.index(value) >= order.index(needed)
 
 
 class Fold:
