@@ -152,6 +152,13 @@ def calibrate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def sweep(session: nox.Session) -> None:
+    """Draw engine configurations that nobody wrote a case for, and make small what fails."""
+    install(session, HOST)
+    ci(session, "sweep", *session.posargs)
+
+
+@nox.session(default=False)
 def watch(session: nox.Session) -> None:
     """Are there newer releases than the pins, do they train correctly, and what changes in matrix.yaml?"""
     install(session, HOST)

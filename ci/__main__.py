@@ -22,7 +22,7 @@ from ci.interrupts import Interrupts
 
 NOT_COMMANDS = ("options",)
 
-RESERVED = ("audit", "mutants", "sweep")
+RESERVED = ("audit", "mutants")
 """Commands that have a name and no code yet."""
 
 
