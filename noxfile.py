@@ -165,5 +165,19 @@ def watch(session: nox.Session) -> None:
     ci(session, "watch", *session.posargs)
 
 
+@nox.session(default=False)
+def survey(session: nox.Session) -> None:
+    """How every release of a package behaves in a few cases of all jobs: docs/compatibility.md."""
+    install(session, HOST)
+    ci(session, "survey", *session.posargs)
+
+
+@nox.session(default=False)
+def bisect(session: nox.Session) -> None:
+    """In which release, or commit, a case changed its behaviour, with both sides' numbers."""
+    install(session, HOST)
+    ci(session, "bisect", *session.posargs)
+
+
 if __name__ == "__main__":
     nox.main()
