@@ -20,7 +20,7 @@ from ci.evidence import Evidence, Record
 from ci.execute import problem
 from ci.interrupts import Interrupts
 from ci.judge import judge_cell
-from ci.matrix import Matrix
+from ci.matrix import CHECKS, Matrix
 from ci.plan import Cell, PlannedStack
 from ci.progress import ProgressView
 from ci.provision.overlay import NotUsable, OverlayRuntime, Release
@@ -119,8 +119,10 @@ def outcome_of(record: CellRecord) -> Outcome:
     """What a judged cell says about its release."""
     if record.verdict in (Verdict.ERROR, Verdict.NOT_RUN):
         return Outcome(kind=Kind.COULD_NOT_RUN, why=(record.reason or "").partition("\n")[0], verdict=record.verdict)
-    names = dict.fromkeys(check.name for step in record.steps for check in step.checks if check.ok is False)
-    failing = tuple(Failing(check=name, factors=_factors(record, name, failed_only=True)) for name in names)
+    failed = {check.name for step in record.steps for check in step.checks if check.ok is False}
+    failing = tuple(
+        Failing(check=name, factors=_factors(record, name, failed_only=True)) for name in CHECKS if name in failed
+    )
     kind, exception = (Kind.WRONG if failing else Kind.PASSES), None
     if record.exception is not None:
         kind, exception = Kind.RAISES, f"{record.exception.type}: {masked(record.exception.message)}"

@@ -29,8 +29,8 @@ how to find the release in which a case of your own changed.
 How to read a cell: `ok`: every check holds in every step. `known`: wrong, exactly as an entry of the ledger predicts
 (known-defects.md). `regression`: wrong, and no entry claims this release. `norm x65500` is the gradient norm that the
 library reported over the true one, `gradient x0.5` the norm of the gradient that the optimizer used over the one
-wanted; one number where all steps are alike, else one a step, `-` where that step is right. `gradient differs`: the
-norm is right and the tensors are not. Other words are the names of checks that fail.
+wanted; one number where all steps are alike, else one a step, `-` where that step is right. `differs`: wrong by no
+factor (the tensors are not the right ones, or by less than 0.1 %). Other words are the names of checks that fail.
 """
 
 WORDS = {"reported_norm": "norm", "gradient_used": "gradient"}
