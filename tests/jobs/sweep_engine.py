@@ -19,6 +19,7 @@ from tests.jobs import corrections, engine, masters, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder, _local, _recording
 from tests.jobs.sweep_workload import RESUME_AFTER, EngineSweep
+from tests.jobs.workload import DTYPES
 
 TAG = "middle"
 NOT_THE_SEED = 0.5
@@ -84,9 +85,25 @@ def _initialize(workload: EngineSweep, config: dict[str, Any], *, resuming: bool
     if workload.case["optimizer"] == "fused":
         applied += shims.stand_in_for_fused(type(optimizer))
     built, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    engine.assert_engine(built, workload.case)
+    assert_as_asked(built, workload.case)
     built.train()
     return built, applied
+
+
+def assert_as_asked(built: Any, case: Mapping[str, Any]) -> None:
+    """A configuration that the engine dropped without a word would be swept in name only."""
+    engine.assert_engine(built, case)
+    offload = case["offload"]
+    found = {
+        "offload_optimizer": bool(built.zero_cpu_offload()),
+        "offload_param": str(getattr(built.zero_offload_param(), "device", "none")).endswith("cpu"),
+    }
+    wanted = {"offload_optimizer": offload != "none", "offload_param": offload == "optimizer-and-parameters"}
+    if case["grad_accum_dtype"] != "unset":
+        found["grad_accum_dtype"] = built.get_data_types()[1]
+        wanted["grad_accum_dtype"] = DTYPES[case["grad_accum_dtype"]]
+    if found != wanted:
+        raise engine.WrongEngine(f"the engine has {found}, the case asks for {wanted}")
 
 
 def train(context: RankContext) -> None:
