@@ -61,7 +61,9 @@ def print_run(run: RunRecord, console: Console | None = None) -> None:
     if ran:
         out.print(_table(ran, width))
     for cell in ran:
-        if cell.verdict is not Verdict.OK:
+        if _is_right(cell):
+            _corrected_line(cell, out)
+        elif cell.verdict is not Verdict.OK:
             _block(cell, run.ledger, out, width)
     _not_run(run.cells, out, width)
     _not_judged(ran, out, width)
@@ -94,6 +96,18 @@ def _table(cells: Sequence[CellRecord], width: int) -> Table:
         memory = "" if cell.peak_memory_mb is None else f"{cell.peak_memory_mb:.0f} MB"
         table.add_row(Text(f"  {case}"), Text(cell.verdict.value, style=STYLES[cell.verdict]), seconds, memory)
     return table
+
+
+def _is_right(cell: CellRecord) -> bool:
+    """Whether a correction has left nothing to tell."""
+    return cell.verdict is Verdict.CORRECTED and not (cell.defects or cell.reason or cell.exception)
+
+
+def _corrected_line(cell: CellRecord, out: Console) -> None:
+    out.print(
+        Text.assemble((cell.verdict.value, STYLES[cell.verdict]), f"  {cell.id}  by {', '.join(cell.corrections)}"),
+        soft_wrap=True,
+    )
 
 
 def _block(cell: CellRecord, ledger: dict[str, DefectSummary], out: Console, width: int) -> None:

@@ -74,9 +74,9 @@ def run() -> RunRecord:
     return judge_run(plan, reading, synthetic.matrix([BREAKS, GONE, KNOWN]), 61.0)
 
 
-def shown(width: int = 80) -> str:
+def shown(width: int = 80, record: RunRecord | None = None) -> str:
     stream = io.StringIO()
-    print_run(run(), Console(file=stream, width=width, highlight=False))
+    print_run(record or run(), Console(file=stream, width=width, highlight=False))
     return stream.getvalue()
 
 
@@ -160,3 +160,19 @@ def test_the_command_shows_a_saved_run_and_refuses_formats_it_does_not_have(
         report_command.main(str(tmp_path), "html")
     with pytest.raises(UsageError, match=r"unknown format; did you mean terminal\?"):
         report_command.main(str(tmp_path), "terminl")
+
+
+def test_a_cell_that_a_correction_made_right_takes_a_line_and_a_known_defect_names_its_correction() -> None:
+    entry = KNOWN.model_copy(update={"correction": "norm_by_scale"})
+    plain = synthetic.cell(zero_stage=0, dtype="bf16", gradient_accumulation_steps=4)
+    corrected = dataclasses.replace(plain, id=f"{plain.id}+corrected", corrections=("norm_by_scale",))
+    records = {
+        plain.id: synthetic.recorded(plain, "0.17.6", Faults([entry])),
+        corrected.id: dataclasses.replace(synthetic.recorded(corrected, "0.17.6"), corrections=("norm_by_scale",)),
+    }
+    plan = SavedPlan(command="c", backend="cpu", runtime="venv", started="now", cells=(plain, corrected))
+    reading = Reading({id_: synthetic.read(record) for id_, record in records.items()})
+    text = shown(record=judge_run(plan, reading, synthetic.matrix([entry])))
+    assert f"corrected  {corrected.id}  by norm_by_scale\n" in text
+    assert "makes it right: norm_by_scale (--corrections both shows it)" in " ".join(text.split())
+    assert text.count("repeat:") == 1
