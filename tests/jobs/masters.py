@@ -52,6 +52,8 @@ def fragments(optimizer: Any, named_parameters: Mapping[str, torch.nn.Parameter]
 
 def _zero3(optimizer: Any, named_parameters: Mapping[str, torch.nn.Parameter], rank: int) -> Iterable[Fragment]:
     for name, parameter in named_parameters.items():
+        if not parameter.ds_numel:
+            continue
         group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
         partition = parameter.ds_tensor.ds_numel
         start = rank * partition
@@ -65,8 +67,8 @@ def _linked(optimizer: Any, named_parameters: Mapping[str, torch.nn.Parameter]) 
         flats = optimizer.fp32_groups_flat_partition
     by_storage = {flat.untyped_storage().data_ptr(): flat for flat in flats}
     for name, parameter in named_parameters.items():
-        mapping = parameter._hp_mapping
-        if mapping is None:  # this rank's partition holds nothing of it
+        mapping = getattr(parameter, "_hp_mapping", None)
+        if mapping is None:  # this rank's partition holds nothing of it, or there is nothing to hold
             continue
         flat = by_storage[mapping.hp_fragment.untyped_storage().data_ptr()]
         address = mapping.lp_fragment_address

@@ -473,7 +473,7 @@ class _Referee:
             shared = norm({name: gradient for name, gradient in truth.mean.items() if name not in experts})
             wanted = scaled(truth.mean, clip_coefficient(shared, self.clip))
             found["without_experts"] = Alternative(reported_norm=shared, gradient=grams(used, wanted))
-        if self.settings.kind == "adamw":
+        if any(s.kind == "adamw" or s.weight_decay for s in map(self.workload.settings, truth.mean)):
             before, after, unhanded, moments = update
             ahead = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index) + 1)
             found["step_count_plus_one"] = Alternative(

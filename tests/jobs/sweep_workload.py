@@ -75,7 +75,13 @@ class EngineSweep(Workload):
     """The network of a case, its data, and the optimizer with its groups."""
 
     def build(self) -> torch.nn.Module:
-        return SmallNetwork(self.case["parameters"], self.case["checkpointing"])
+        """Without checkpointing, which the reference does not need."""
+        return SmallNetwork(self.case["parameters"], "none")
+
+    def build_on_rank(self, ds_config: Mapping[str, Any]) -> torch.nn.Module:
+        model = SmallNetwork(self.case["parameters"], self.case["checkpointing"])
+        seed_weights(model, self)
+        return model
 
     def micro_batch(self, rank: int, step: int, index: int) -> dict[str, Any]:
         """An overflow step is one rank's first micro-batch alone: all ranks must agree on it."""
@@ -158,7 +164,7 @@ def _drawn(seed: int, rank: int, step: int, index: int) -> tuple[torch.Tensor, t
 @functools.lru_cache(maxsize=64)
 def _norm(kind: str, dtype: str, seed: int, world_size: int, micro_batches: int, step: int) -> float:
     """Norm, at the seeded weights and in fp32, of the mean gradient of all ranks' micro-batches as they are drawn."""
-    case = {"parameters": kind, "checkpointing": "none", "dtype": dtype}
+    case = {"parameters": kind, "dtype": dtype}
     workload = EngineSweep(case, seed)
     model = workload.build()
     seed_weights(model, workload)
