@@ -57,9 +57,10 @@ def main(
         console.print(text, markup=False, soft_wrap=True)
 
     matrix = load()
-    jobs = survey.touching(package, matrix.jobs)
+    surveyed = {name: matrix.jobs[name] for name in matrix.lanes[LANE].cases}
+    jobs = survey.touching(package, surveyed)
     if not jobs:
-        known = {name for job in matrix.jobs.values() for name in job.requires}
+        known = {name for job in surveyed.values() for name in job.requires}
         raise UsageError(f"--package: no job asks for {package!r}; {choices(package, known)}")
     plan = make_plan(matrix, Selection(lane=LANE, stacks=(stack,), jobs=tuple(jobs)))
     # What a job requires is what it is judged by elsewhere; here an older release may be asked for all the same.
@@ -69,7 +70,7 @@ def main(
     rows: list[Row] = []
     with Interrupts() as interrupts:
         found = releases.on_the_index(package)
-        for specifier in [wanted] if wanted is not None else [matrix.jobs[job].requires[package] for job in jobs]:
+        for specifier in [wanted] if wanted is not None else [surveyed[job].requires[package] for job in jobs]:
             found = releases.within(found, specifier)
         if not found:
             raise NothingToRun(f"the index has no release of {package} within {wanted}")
