@@ -219,13 +219,17 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untype
 
     def _message(self, operation: str, parameter: Any, frame: FrameType, status: str) -> str:
         name = self._name(parameter)
-        when = "away there" if status != "AVAILABLE" else "again when backward needs it"
         attribute = f"model.{name}" if name != "a parameter" else "module.weight"
+        if status == "AVAILABLE":
+            trouble = "partitioned again when backward needs it: it is gathered for the moment, and not registered"
+        elif operation == "GatheredParameters":
+            trouble = "in flight there: it is being prefetched for its module"
+        else:
+            trouble = "partitioned away there: iterating .parameters() does not gather"
         return (
-            f"{_place(frame)}: {operation} on {name}, shape {tuple(parameter.ds_shape)}, which ZeRO-3 has partitioned "
-            f"{when}: iterating .parameters() does not gather. Write {attribute} instead (attribute access gathers and "
-            "registers it), or call deepspeed.zero.register_external_parameter(model, parameter) once after "
-            "deepspeed.initialize. To keep a module in the graph, add module(dummy_input).sum() * 0 to the loss"
+            f"{_place(frame)}: {operation} on {name}, shape {tuple(parameter.ds_shape)}, which ZeRO-3 has {trouble}. "
+            f"Write {attribute} instead (attribute access gathers and registers it), or call "
+            "deepspeed.zero.register_external_parameter(model, parameter) once after deepspeed.initialize. To keep a module in the graph, add module(dummy_input).sum() * 0 to the loss"
         )
 
 
