@@ -229,7 +229,8 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # reason: torch is untype
         return (
             f"{_place(frame)}: {operation} on {name}, shape {tuple(parameter.ds_shape)}, which ZeRO-3 has {trouble}. "
             f"Write {attribute} instead (attribute access gathers and registers it), or call "
-            "deepspeed.zero.register_external_parameter(model, parameter) once after deepspeed.initialize. To keep a module in the graph, add module(dummy_input).sum() * 0 to the loss"
+            "deepspeed.zero.register_external_parameter(model, parameter) once after deepspeed.initialize. To keep a "
+            "module in the graph, add module(dummy_input).sum() * 0 to the loss"
         )
 
 
