@@ -246,4 +246,4 @@ def _never(record: CellRecord) -> str | None:
 
 def numbers(factors: Iterable[Factor]) -> str:
     """Factors as a person reads them: 65500, 1, 1.53e-05; a dash where the check was not judged."""
-    return " ".join("-" if each is None else each if isinstance(each, str) else f"{each:.3g}" for each in factors)
+    return " ".join("-" if each is None else each if isinstance(each, str) else f"{each:g}" for each in factors)

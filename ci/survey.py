@@ -6,9 +6,10 @@ The page is a pure function of the files, so that it can be made again, and chec
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import Version
 from pydantic import Field, ValidationError
 
 from ci.errors import UsageError
@@ -29,8 +30,9 @@ how to find the release in which a case of your own changed.
 How to read a cell: `ok`: every check holds in every step. `known`: wrong, exactly as an entry of the ledger predicts
 (known-defects.md). `regression`: wrong, and no entry claims this release. `norm x65500` is the gradient norm that the
 library reported over the true one, `gradient x0.5` the norm of the gradient that the optimizer used over the one
-wanted; one number where all steps are alike, else one a step, `-` where that step is right. `differs`: wrong by no
-factor (the tensors are not the right ones, or by less than 0.1 %). Other words are the names of checks that fail.
+wanted: one number where all steps are alike, else one a step; `in step 3 5` where the other steps are right. `differs`:
+wrong by no factor (the tensors are not the right ones, or by less than 0.1 %). Other words are the names of checks
+that fail. Above each table stands the same by case, with the messages of exceptions (numbers in them are masked).
 """
 
 WORDS = {"reported_norm": "norm", "gradient_used": "gradient"}
@@ -67,6 +69,16 @@ class Survey(Record):
     pins: dict[str, str]
     cases: tuple[SurveyedCase, ...]
     rows: tuple[Row, ...] = ()
+
+    def with_rows(self, rows: Iterable[Row]) -> Survey:
+        """With these rows in place of those of the same releases, oldest first."""
+        kept = {row.version: row for row in (*self.rows, *rows)}
+        return self.model_copy(update={"rows": tuple(kept[version] for version in sorted(kept, key=Version))})
+
+    def rows_for(self, other: Survey) -> tuple[Row, ...]:
+        """The rows, where this survey asked the same of the same package; none where it did not."""
+        same = all(getattr(self, name) == getattr(other, name) for name in ("package", "stack", "pins", "cases"))
+        return self.rows if same else ()
 
 
 def touching(package: str, jobs: dict[str, Job]) -> set[str]:
@@ -121,7 +133,9 @@ def _package(survey: Survey) -> Iterator[str]:
 def _cells(row: Row, cases: Sequence[SurveyedCase]) -> list[str]:
     if row.unusable is not None:
         return [_escaped(described(row.unusable)), *("" for _ in cases[1:])]
-    return [_escaped(described(row.outcomes[case.id])) if case.id in row.outcomes else "" for case in cases]
+    return [
+        _escaped(described(row.outcomes[case.id], briefly=True)) if case.id in row.outcomes else "" for case in cases
+    ]
 
 
 def _escaped(words: str) -> str:
@@ -144,13 +158,13 @@ def _span(versions: Sequence[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} - {versions[-1]}"
 
 
-def described(outcome: Outcome) -> str:
-    """A cell of the table: the verdict, and by which factor."""
+def described(outcome: Outcome, *, briefly: bool = False) -> str:
+    """The verdict, and by which factor; briefly: an exception without its message."""
     if not outcome.counts:
         return f"{outcome.kind}: {outcome.why}"
     words = [_failing(failing) for failing in outcome.failing]
     if outcome.exception is not None:
-        words.append(f"raises {outcome.exception}")
+        words.append(f"raises {outcome.exception.partition(':')[0] if briefly else outcome.exception}")
     if not words and outcome.verdict in (Verdict.OK, None):
         return "ok"
     verdict = str(VERDICTS.get(outcome.verdict, outcome.verdict)) if outcome.verdict else "wrong"
@@ -158,16 +172,21 @@ def described(outcome: Outcome) -> str:
 
 
 def _failing(failing: Failing) -> str:
+    """A check and its factors, of the steps in which it fails: one where they are alike."""
     name = WORDS.get(failing.check, failing.check)
-    wrong: list[Factor] = [each for each in failing.factors if each is not None]
-    if all(isinstance(each, str) for each in wrong):
-        said = str(wrong[0])
-        return name if said == "differs" and failing.check not in WORDS else f"{name} {said}"
-    uniform = len(wrong) == len(failing.factors) and all(
-        isinstance(one, float) and isinstance(other, float) and abs(one - other) <= 0.01 * abs(one)
-        for one, other in itertools.pairwise(wrong)
-    )
-    return f"{name} x{numbers(wrong[:1] if uniform else failing.factors)}"
+    wrong: dict[int, Factor] = {step: each for step, each in enumerate(failing.factors, 1) if each is not None}
+    factors = list(wrong.values())
+    if all(isinstance(each, str) for each in factors):
+        said = str(factors[0])
+        words = name if said == "differs" and failing.check not in WORDS else f"{name} {said}"
+    else:
+        uniform = all(
+            isinstance(one, float) and isinstance(other, float) and abs(one - other) <= 0.01 * abs(one)
+            for one, other in itertools.pairwise(factors)
+        )
+        words = f"{name} x{numbers(factors[:1] if uniform else factors)}"
+    steps = "" if len(wrong) == len(failing.factors) else f" in step {' '.join(map(str, wrong))}"
+    return words + steps
 
 
 def row_of(version: str, changed: dict[str, str], outcomes: dict[str, Outcome]) -> Row:

@@ -67,7 +67,16 @@ def main(
     cells = [dataclasses.replace(cell, gated=None) for cell in plan.cells]
     ids = {cell.id: f"{cell.job}/{cell.id.split('/')[3]}" for cell in cells}
     started = time.monotonic()
-    rows: list[Row] = []
+    target = out / f"survey-{package}.json"
+    result = Survey(
+        package=package,
+        stack=stack,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        pins={name: pin for name, pin in plan.stacks[stack].pins.items() if name != package},
+        cases=tuple(SurveyedCase(id=ids[cell.id], job=cell.job) for cell in cells),
+    )
+    if target.is_file():
+        result = result.with_rows(survey.read(target).rows_for(result))
     with Interrupts() as interrupts:
         found = releases.on_the_index(package)
         for specifier in [wanted] if wanted is not None else [surveyed[job].requires[package] for job in jobs]:
@@ -80,23 +89,16 @@ def main(
         prober = Prober(matrix, runtime, recipe, plan.stacks[stack], out, interrupts, progress)
         say(f"{len(found)} releases of {package}, {len(cells)} cells each")
         # The newest first: should the time run out, they are what most people ask about.
-        for version in reversed(found):
+        for done, version in enumerate(reversed(found), 1):
             begun = time.monotonic()
             release = Release(package, str(version))
             outcomes = probed(prober, release, cells)
             changed = runtime.brought_along(recipe, release)
-            rows.insert(0, row_of(str(version), changed, {ids[cell]: outcome for cell, outcome in outcomes.items()}))
-            result = Survey(
-                package=package,
-                stack=stack,
-                date=f"{datetime.now(UTC):%Y-%m-%d}",
-                pins={name: pin for name, pin in plan.stacks[stack].pins.items() if name != package},
-                cases=tuple(SurveyedCase(id=ids[cell.id], job=cell.job) for cell in cells),
-                rows=tuple(rows),
-            )
-            target = out / f"survey-{package}.json"
+            row = row_of(str(version), changed, {ids[cell]: outcome for cell, outcome in outcomes.items()})
+            result = result.with_rows([row])
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(survey.text(result), encoding="utf-8")
-            say(f"[{len(rows)}/{len(found)}] {_summary(rows[0])}  ({brief_time(time.monotonic() - begun)})")
+            say(f"[{done}/{len(found)}] {_summary(row)}  ({brief_time(time.monotonic() - begun)})")
     say(f"{package}: {brief_time(time.monotonic() - started)}; {target}")
     if write:
         (DOCS / target.name).write_text(survey.text(result), encoding="utf-8")

@@ -98,7 +98,7 @@ def test_the_report_has_both_sides_numbers_and_the_command_that_shows_them_again
     text = "\n".join(report(ROW, probes, [1, 2], [Boundary(1, 2)], [], WORDS, cell))
     assert "0.17.6: goes wrong" in text
     assert "0.17.5: passes; norm reported/true 1 1, gradient used/wanted 1 1" in text
-    assert "norm reported/true 6.55e+04 8.98e+04, gradient used/wanted 1 1.37" in text
+    assert "norm reported/true 65500 89800, gradient used/wanted 1 1.37" in text
     assert "nox -s bisect -- --job grpo-lora --case zero_stage=0,dtype=bf16 --package deepspeed --good 0.17.5" in text
     assert "--stack stable --job grpo-lora" in text and "--runtime venv --with deepspeed=0.17.6" in text
     assert "could not be tried:\n  0.17.4: cannot be installed: no wheel" in text

@@ -105,7 +105,7 @@ def test_repeats_that_agree_settle_and_one_of_five_may_differ() -> None:
     right, wrong = judged(), judged(Faults(defects=[NORM]))
     probe = settled([wrong, wrong])
     assert probe is not None and probe.outcome.kind is Kind.WRONG
-    assert numbers(probe.reported) == "6.55e+04 6.55e+04 6.55e+04" and numbers(probe.used) == "1 1 1"
+    assert numbers(probe.reported) == "65500 65500 65500" and numbers(probe.used) == "1 1 1"
     assert settled([right, wrong]) is None
     odd = settled([right, wrong, right, right, right])
     assert odd is not None and (odd.outcome.kind, odd.runs) == (Kind.PASSES, 5)
