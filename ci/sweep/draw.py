@@ -24,7 +24,11 @@ OPEN_VALUES: Mapping[str, tuple[Scalar, ...]] = {
     "steps": (3, 5),
 }
 """What is drawn for keys whose values are any number; the default first."""
-SIMPLEST_FIRST: Mapping[str, tuple[Scalar, ...]] = {**OPEN_VALUES, "dtype": ("fp32", "bf16", "fp16")}
+SIMPLEST_FIRST: Mapping[str, tuple[Scalar, ...]] = {
+    **OPEN_VALUES,
+    "dtype": ("fp32", "bf16", "fp16"),
+    "zero_stage": (0, 1, 2, 3),
+}
 """Keys that have more than one step towards the simplest."""
 CANDIDATES = 8
 """Cases made for each pair that is left; the one that covers most is kept."""
@@ -120,14 +124,14 @@ def draws(job: Job, seed: int) -> Iterator[dict[str, Scalar]]:
 
 
 def simpler(job: Job, case: Case) -> list[dict[str, Scalar]]:
-    """The case with one key simpler, every key in turn: at its default, or at a number drawn before its own.
+    """The case with one key simpler, every key in turn: at its default, or at a value that comes before its own.
 
-    fp32 is simpler than a 16-bit type; a key that the simpler one forbids goes to its default as well.
+    A key that the simpler value forbids goes to its default as well.
     """
     found = []
     for name in job.ordered_keys:
         usual = cases.default(job.keys[name], case)
-        if name == "zero_stage" or (usual is not None and same(usual, case[name])):
+        if usual is not None and same(usual, case[name]):
             continue
         before = list(itertools.takewhile(functools.partial(_differs, case[name]), SIMPLEST_FIRST.get(name, ())))
         for value in before if usual is None else [usual, *(v for v in before if not same(v, usual))]:

@@ -96,8 +96,8 @@ class Sweep:
             for case in drawn:
                 if cases.name(self.job, case) in self.fold.outcomes:
                     self.fold.drawn(case)
+            self.fold.wanted()
             self._tell(left())
-        self.fold.wanted()
 
     def only(self, given: Sequence[Case]) -> None:
         """Run these cases and no other; failures stay as they are."""

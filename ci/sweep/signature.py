@@ -172,6 +172,6 @@ def factor(value: float | None, expected: float | None) -> str:
 
 
 def _plain(message: str) -> str:
-    """A message without its numbers, so that two sizes are one symptom."""
+    """A message without its numbers and dtypes, so that two sizes are one symptom."""
     first = message.strip().partition("\n")[0]
-    return re.sub(r"\d+", "N", first)[:200]
+    return re.sub(r"\d+", "N", re.sub(r"\b(BFloat16|Half|Float|bfloat16|float16|float32)\b", "DTYPE", first))[:200]

@@ -38,7 +38,8 @@ def report(matrix: Matrix, stack: str, fold: Fold) -> Iterator[str]:
 def _finding(matrix: Matrix, stack: str, fold: Fold, finding: Finding, number: int) -> Iterator[str]:
     outcome = fold.outcomes[cases.name(fold.job, finding.case)]
     size = "" if finding.settled else " (not yet the smallest)"
-    yield f"finding {number}, seen in {len(finding.drawn)} drawn configurations{size}:"
+    stages = ", ".join(sorted({name.partition("-")[0] for name in finding.drawn}))
+    yield f"finding {number}, seen in {len(finding.drawn)} drawn configurations ({stages}){size}:"
     yield f"  - {as_yaml(fold.job, finding.case)}"
     yield from (f"    {part}" for part in sorted(finding.signature))
     yield from (f"    {line}" for line in numbers(outcome.record))
