@@ -291,24 +291,27 @@ _MEETINGS: dict[tuple[int, ...], int] = {}
 def _agree(parameter: Any, what: str) -> None:
     """Make sure that every rank is here for the same parameter, by the store: a gather alone would hang.
 
-    Happens once for each parameter and module that touches it. Raises PartitionedParameterError.
+    Happens at the first touch of each parameter, not in every step. Raises PartitionedParameterError.
     """
     ranks = tuple(torch.distributed.get_process_group_ranks(parameter.ds_process_group))
     store = torch.distributed.distributed_c10d._get_default_store()
     number = _MEETINGS[ranks] = _MEETINGS.get(ranks, 0) + 1
     meeting = f"zero3_guard/{'-'.join(map(str, ranks))}/{number}"
     store.set(f"{meeting}/{torch.distributed.get_rank()}", what)
-    for rank in ranks:
-        try:
-            store.wait([f"{meeting}/{rank}"], datetime.timedelta(seconds=PATIENCE_S))
-        except RuntimeError as error:
-            raise PartitionedParameterError(
-                f"{what}: rank {rank} has not come there within {PATIENCE_S} s. A partitioned parameter can only be "
-                "touched by all ranks together"
-            ) from error
-        theirs = store.get(f"{meeting}/{rank}").decode()
-        if theirs != what:
-            raise PartitionedParameterError(f"{what}: rank {rank} does {theirs} instead; ranks must do the same")
+    if store.add(f"{meeting}/{what}", 1) == len(ranks):
+        store.set(f"{meeting}/all", "here")
+    try:
+        store.wait([f"{meeting}/all"], datetime.timedelta(seconds=PATIENCE_S))
+    except RuntimeError as error:
+        for rank in ranks:
+            arrived = store.check([f"{meeting}/{rank}"])
+            theirs = store.get(f"{meeting}/{rank}").decode() if arrived else "something else"
+            if theirs != what:
+                raise PartitionedParameterError(
+                    f"{what}: rank {rank} did {theirs} for {PATIENCE_S} s; a partitioned parameter can only be touched "
+                    "by all ranks together"
+                ) from error
+        raise
 
 
 _ACTIVE: list[Guard] = []
@@ -347,6 +350,7 @@ def _patch_engine(mode: str) -> None:
 
 
 def _patch_offload() -> None:
+    """Only to stop at a line it matters whose forward pass is over."""
     offload = parameter_offload.DeepSpeedZeRoOffload
     original = offload.post_sub_module_forward_function
 
@@ -464,6 +468,10 @@ def _check() -> None:
             ),
         ),
         (
+            f"store of the default process group in torch {torch.__version__}",
+            lambda: callable(torch.distributed.distributed_c10d._get_default_store),
+        ),
+        (
             "deepspeed/runtime/zero/linear.py: LinearFunctionForZeroStage3, an autograd function",
             lambda: issubclass(linear.LinearFunctionForZeroStage3, torch.autograd.Function),
         ),
@@ -491,7 +499,8 @@ def apply() -> bool:
         return True
     _check()
     _patch_engine(mode)
-    _patch_offload()
+    if mode == "raise":
+        _patch_offload()
     _patch_gathered_parameters()
     _patch_linear()
     if os.environ.get("RANK", "0") == "0":
