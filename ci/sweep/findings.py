@@ -37,7 +37,7 @@ def _as_much(name: str, value: Scalar, needed: Scalar) -> bool:
     order = SIMPLEST_FIRST.get(name)
     if order is None or needed not in order or value not in order:
         return same(value, needed)
-    if name == "dtype":
+    if name in ("dtype", "zero_stage"):
         return same(needed, order[0]) or same(value, needed)
     return order.index(value) >= order.index(needed)
 
@@ -91,7 +91,11 @@ class Fold:
         still: list[tuple[Mapping[str, Scalar], Outcome]] = []
         for case, outcome in self._waiting:
             name = cases.name(self.job, case)
-            inside = [each for each in self.findings if each.settled and contains(self.job, case, each.case)]
+            inside = [
+                each
+                for each in self.findings
+                if each.settled and each.signature & outcome.signature and contains(self.job, case, each.case)
+            ]
             if outcome.signature <= {part for each in inside for part in each.signature}:
                 for each in inside:
                     each.drawn.append(name)

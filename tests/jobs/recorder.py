@@ -180,7 +180,11 @@ class Recorder:
         self._engine = engine
         optimizer = engine.optimizer
         self._parameters = {n: p for n, p in engine.module.named_parameters() if p.requires_grad}
-        self._frozen = {n: _local(p).clone() for n, p in engine.module.named_parameters() if not p.requires_grad}
+        self._frozen = {
+            name: _weights(parameter, self.rank)[1]
+            for name, parameter in engine.module.named_parameters()
+            if not parameter.requires_grad
+        }
         self._spy = InnerSpy(getattr(optimizer, "optimizer", optimizer))
         self._fragments = masters.fragments(optimizer, self._parameters, self.rank)
         self._before = [fragment.read(fragment.master) for fragment in self._fragments]
@@ -258,7 +262,7 @@ class Recorder:
             if given is not None and given.gradient is not None and given.gradient.reshape(-1).cpu()[mask].any():
                 violations.append("padding of a flat partition was handed a gradient that is not 0")
         for name, parameter in self._engine.module.named_parameters():
-            if name in self._frozen and not torch.equal(_local(parameter), self._frozen[name]):
+            if name in self._frozen and not torch.equal(_weights(parameter, self.rank)[1], self._frozen[name]):
                 violations.append(f"{name}: frozen, and not bitwise as it was")
         self.steps.append(
             StepRecord(

@@ -17,7 +17,7 @@ from deepspeed.accelerator import get_accelerator
 
 from tests.jobs import corrections, engine, masters, shims
 from tests.jobs.launcher import RankContext
-from tests.jobs.recorder import Recorder, _local, _recording
+from tests.jobs.recorder import Recorder, _recording, _weights
 from tests.jobs.sweep_workload import RESUME_AFTER, EngineSweep
 from tests.jobs.workload import DTYPES
 
@@ -60,7 +60,7 @@ class ResumingRecorder(Recorder):
         if fresh.global_steps != len(self.steps):
             found.append("the number of steps taken is not restored by the checkpoint")
         for name, parameter in fresh.module.named_parameters():
-            if name in frozen and not torch.equal(_local(parameter), frozen[name]):
+            if name in frozen and not torch.equal(_weights(parameter, self.rank)[1], frozen[name]):
                 found.append(f"{name}: frozen, and not restored by the checkpoint")
         self._frozen = frozen
         self._not_restored = found
