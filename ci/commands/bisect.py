@@ -260,8 +260,9 @@ def report(
         pairs = ", ".join(f"{row.name(gap.first)} to {row.name(gap.last)}" for gap in gaps)
         lines.append(f"alike at both ends and not looked at between: {pairs}. A change there and back would be missed;")
         lines.append("--exhaustive looks at every release.")
-    outside = [
-        row.name(at) for at in range(len(row.points)) if not samples[0] <= at <= samples[-1] and at not in probes
+    outside = [(0, samples[0] - 1), (samples[-1] + 1, len(row.points) - 1)]
+    spans = [
+        f"{row.name(low)} to {row.name(high)}" if low < high else row.name(low) for low, high in outside if low <= high
     ]
-    lines += [f"not looked at: {', '.join(outside)}"] * bool(outside)
+    lines += [f"outside the ends, not looked at: {', '.join(spans)}"] * bool(spans)
     return lines

@@ -82,7 +82,7 @@ def main(
         for specifier in [wanted] if wanted is not None else [surveyed[job].requires[package] for job in jobs]:
             found = releases.within(found, specifier)
         if not found:
-            raise NothingToRun(f"the index has no release of {package} within {wanted}")
+            raise NothingToRun(f"the index has no release of {package} within {wanted or 'what the jobs take'}")
         runtime = OverlayRuntime(Path.cwd(), say=say)
         progress = Console(highlight=False, stderr=True, quiet=not console.is_terminal)
         recipe = recipe_for(matrix, stack, Path.cwd())
