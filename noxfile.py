@@ -102,6 +102,7 @@ def lint(session: nox.Session) -> None:
     session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github")
     session.run("python", "-m", "ci", "schema", "--check")
     session.run("python", "-m", "ci", "defects", "--check")
+    session.run("python", "-m", "ci", "survey", "--check")
 
 
 @nox.session
