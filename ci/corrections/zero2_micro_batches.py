@@ -1,16 +1,20 @@
-"""ZeRO-2: every micro-batch of an accumulated step counts, not the last one alone.
+"""ZeRO-2: every micro-batch of an accumulated step counts, not the last one (or the first and the last) alone.
 
-Cause: deepspeed/runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue` runs
-after each backward pass. Since the gradients wait in `all_grad_tensors` until the last micro-batch it should add to
-those; it looks at `averaged_gradients` instead, which are empty until then, and so starts anew every time. A further
-backward pass after the last micro-batch (several in one step) ends in a TypeError.
-Releases: DeepSpeed 0.17.6 to 0.18.2.
-Upstream: https://github.com/deepspeedai/DeepSpeed/issues/7718, came with #7509, went with #7665 (0.18.3).
+Cause, in deepspeed/runtime/zero/stage_1_and_2.py:
+- `DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue` runs after each backward pass. Since the gradients
+  wait in `all_grad_tensors` until the last micro-batch it should add to those; it looks at `averaged_gradients`
+  instead, which are empty until then, and so starts anew every time. A further backward pass after the last
+  micro-batch (several in one step) ends in a TypeError. DeepSpeed 0.17.6 to 0.18.2.
+- with the optimizer offloaded to the CPU, `async_accumulate_grad_in_cpu_via_gpu` adds what waits in host memory to the
+  new gradient and does not put the sum back: with three micro-batches or more, all between the first and the last
+  are lost. DeepSpeed 0.15.2 to 0.18.9.
+Upstream: https://github.com/deepspeedai/DeepSpeed/issues/7718, came with #7509, went with #7665 (0.18.3); the second
+went with #7967 and #7981 (0.19.0).
 
 What it does: what `get_all_grad_tensors` collects in the epilogue is added to what waits there already, in the
-configured gradient accumulation dtype; gradients already prepared for the step are added to. Only ZeRO-2 whose
-optimizer is not offloaded goes that way: ZeRO-1 accumulates in the parameters, and offloading has buffers of its own.
-Muon is left as it is where a backward pass follows the last micro-batch: its update is no sum.
+configured gradient accumulation dtype; gradients already prepared for the step are added to. When offloading, the
+sum is put back. ZeRO-1 accumulates in the parameters and is not touched. Not corrected: Muon where a backward pass
+follows the last micro-batch (its update is no sum), and several backward calls in a step with an offloaded optimizer.
 
 Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entry
 zero2-last-micro-batch-only.
@@ -29,16 +33,26 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 NAME = "zero2_micro_batches"
-CLAIMS = ">=0.17.6,<0.18.3"
+CLAIMS = {"kept": ">=0.17.6,<0.18.3", "offloaded": ">=0.15.2,<0.19"}
+"""By where the gradients wait: on the device, or in host memory with the optimizer."""
 _MARK = "_corrected_zero2_micro_batches"
 _INSIDE = "_zero2_micro_batches_in_epilogue"
-# What the methods must take and use for this file's picture of them to be true.
-_EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "independent_gradient_partition_epilogue": (
-        ("self",),
-        ("all_grad_tensors", "averaged_gradients", "get_all_grad_tensors", "params_in_partition", "cpu_offload"),
-    ),
-    "get_all_grad_tensors": (("self", "tensor_list", "dtype"), ("get_param_gradient_attribute",)),
+# By part: what the methods must take and use for this file's picture of them to be true.
+_EXPECTED: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "kept": {
+        "independent_gradient_partition_epilogue": (
+            ("self",),
+            ("all_grad_tensors", "averaged_gradients", "get_all_grad_tensors", "params_in_partition", "cpu_offload"),
+        ),
+        "get_all_grad_tensors": (("self", "tensor_list", "dtype"), ("get_param_gradient_attribute",)),
+    },
+    "offloaded": {
+        "async_accumulate_grad_in_cpu_via_gpu": (
+            ("self", "param"),
+            ("accumulated_grads_in_cpu", "micro_step_id", "grad_position", "get_param_id"),
+        ),
+        "get_param_gradient_attribute": (("self", "param"), ()),
+    },
 }
 
 
@@ -51,9 +65,9 @@ def _say(message: str, *arguments: object) -> None:
         logging.getLogger(f"corrections.{NAME}").warning(message, *arguments)
 
 
-def _check(owner: type) -> None:
+def _check(owner: type, part: str) -> None:
     where = f"{owner.__module__}.{owner.__qualname__} of DeepSpeed {deepspeed.__version__}"
-    for name, (parameters, uses) in _EXPECTED.items():
+    for name, (parameters, uses) in _EXPECTED[part].items():
         function = vars(owner).get(name)
         if not isinstance(function, types.FunctionType):
             raise CannotCorrect(f"{NAME}: expected a method {name} in {where}")
@@ -65,7 +79,7 @@ def _check(owner: type) -> None:
             raise CannotCorrect(f"{NAME}: expected {name} to use {', '.join(missing)} in {where}")
 
 
-def _patch(owner: Any) -> None:
+def _patch_kept(owner: Any) -> None:
     epilogue, get_all_grad_tensors = owner.independent_gradient_partition_epilogue, owner.get_all_grad_tensors
 
     @functools.wraps(get_all_grad_tensors)
@@ -105,20 +119,47 @@ def _patch(owner: Any) -> None:
 
     owner.get_all_grad_tensors = adding_get_all_grad_tensors
     owner.independent_gradient_partition_epilogue = adding_epilogue
-    setattr(owner, _MARK, True)
+
+
+def _patch_offloaded(owner: Any) -> None:
+    accumulate = owner.async_accumulate_grad_in_cpu_via_gpu
+
+    @functools.wraps(accumulate)
+    def storing_accumulate(self: Any, param: Any) -> Any:
+        result = accumulate(self, param)
+        if self.partition_gradients and self.micro_step_id > 0:
+            key = self.get_param_id(param)
+            waiting, total = self.accumulated_grads_in_cpu[key], self.get_param_gradient_attribute(param).detach()
+            # With low precision masters this rank's part alone waits, in the place of the master's gradient.
+            _, offset, _, numel = self.grad_position[key]
+            whole = waiting.numel() == total.numel()
+            waiting.view(-1).copy_(total.reshape(-1) if whole else total.reshape(-1).narrow(0, offset, numel))
+        return result
+
+    owner.async_accumulate_grad_in_cpu_via_gpu = storing_accumulate
 
 
 def apply() -> bool:
     """Correct this process where the installed release is claimed; True if it is corrected now."""
-    if Version(Version(deepspeed.__version__).base_version) not in SpecifierSet(CLAIMS):
+    release = Version(Version(deepspeed.__version__).base_version)
+    parts = [part for part, claimed in CLAIMS.items() if release in SpecifierSet(claimed)]
+    if not parts:
         return False
     from deepspeed.runtime.zero import stage_1_and_2
 
     owner = stage_1_and_2.DeepSpeedZeroOptimizer
     if _MARK not in vars(owner):
-        _check(owner)
-        _patch(owner)
-        _say("%s: on DeepSpeed %s ZeRO-2 adds up its micro-batches", NAME, deepspeed.__version__)
+        for part in parts:
+            _check(owner, part)
+        for part in parts:
+            {"kept": _patch_kept, "offloaded": _patch_offloaded}[part](owner)
+        setattr(owner, _MARK, True)
+        _say(
+            "%s: on DeepSpeed %s ZeRO-2 adds up its micro-batches (gradients %s)",
+            NAME,
+            deepspeed.__version__,
+            " and ".join({"kept": "on the device", "offloaded": "in host memory"}[part] for part in parts),
+        )
     return True
 
 
