@@ -65,6 +65,12 @@ def _say(message: str, *arguments: object) -> None:
         logging.getLogger(f"corrections.{NAME}").warning(message, *arguments)
 
 
+def _names(code: types.CodeType) -> set[str]:
+    """Every attribute and global that a function's code uses, comprehensions and inner functions included."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*(_names(constant) for constant in inner))
+
+
 def _check(owner: type, part: str) -> None:
     where = f"{owner.__module__}.{owner.__qualname__} of DeepSpeed {deepspeed.__version__}"
     for name, (parameters, uses) in _EXPECTED[part].items():
@@ -74,7 +80,7 @@ def _check(owner: type, part: str) -> None:
         found = function.__code__.co_varnames[: function.__code__.co_argcount]
         if found != parameters:
             raise CannotCorrect(f"{NAME}: expected {name}{parameters} in {where}, found {name}{found}")
-        missing = sorted(set(uses) - set(function.__code__.co_names))
+        missing = sorted(set(uses) - _names(function.__code__))
         if missing:
             raise CannotCorrect(f"{NAME}: expected {name} to use {', '.join(missing)} in {where}")
 
