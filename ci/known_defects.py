@@ -22,6 +22,7 @@ NAMES = {
     "all_steps_so_far_unclipped": "that of the sum of the gradients of all steps so far, unclipped",
     "step_count_plus_one": "as if the optimizer had stepped once more before",
     "without_experts": "that of the parameters outside the experts",
+    "own_rank_only": "that of each partition's own rank alone, not averaged over the ranks",
     "partitioned_as_empty": "as if the partitioned parameter were empty",
     "unclipped": "unclipped",
     "none": "None",

@@ -36,6 +36,7 @@ ALTERNATIVES = (
     "all_steps_so_far_unclipped",
     "step_count_plus_one",
     "without_experts",
+    "own_rank_only",
     "partitioned_as_empty",
     "unclipped",
 )

@@ -330,7 +330,8 @@ class _Referee:
             tensors=_worst(errors, update_errors),
             alternatives=self._alternatives(
                 truth, used, batches, model, (before, after, unhanded, moments), index, others + lora
-            ),
+            )
+            | self._own_rank(records, used, model, (scale_before or 1.0) if fp16 else 1.0),
         )
         self.previous = truth.mean
         return step
@@ -486,6 +487,22 @@ class _Referee:
                 self._alternative(other.mean, used), forward_error=worst(other.loss_error, other.logprob_error)
             )
         return found
+
+    def _own_rank(
+        self, records: Sequence[StepRecord], used: Tensors, model: torch.nn.Module, scale: float
+    ) -> dict[str, Alternative]:
+        """What is used where each rank updates its partition with its own gradient, reduced over no other rank."""
+        if not self.workload.may_skip_reduction():
+            return {}
+        own: dict[str, torch.Tensor | None] = {name: torch.zeros_like(value) for name, value in used.items()}
+        for record in records:
+            local = gradients(model, self.workload, [record.micro_batches], scale).mean
+            for piece in record.pieces:
+                whole, held = local[piece.name], own[piece.name]
+                if whole is not None and held is not None:
+                    span = slice(piece.start, piece.start + piece.master_before.numel())
+                    held.view(-1)[span] = whole.reshape(-1)[span]
+        return {"own_rank_only": self._alternative(own, used)}
 
     def _alternative(self, gradient: Mapping[str, torch.Tensor | None], used: Tensors) -> Alternative:
         reported = norm(gradient)

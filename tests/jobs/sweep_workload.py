@@ -118,6 +118,9 @@ class EngineSweep(Workload):
         """Each backward call has a forward pass of its own."""
         return int(self.case["gradient_accumulation_steps"]) * int(self.case["backward_calls"])
 
+    def may_skip_reduction(self) -> bool:
+        return self.case["zero_stage"] == 1 and self.case["grad_accum_dtype"] not in ("unset", self.case["dtype"])
+
     def settings(self, name: str = "") -> OptimizerSettings:
         """Where there are two groups, the second has half the learning rate and no decay."""
         if self.case["optimizer"] == "adamw":

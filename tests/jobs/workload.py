@@ -77,6 +77,10 @@ class Workload:
         """What the optimizer does to the parameter of this name; without one, to those of no special group."""
         return plain_optimizer.settings(self.case)
 
+    def may_skip_reduction(self) -> bool:
+        """Whether a known defect may leave the gradients of this case unreduced, each rank using its own."""
+        return False
+
     def clip_share(self, logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
         """Share of tokens at which the loss's own ratio clip binds; a case about it must see it bind."""
         return 0.0
