@@ -211,7 +211,9 @@ def described(name: str, probe: Probe) -> str:
     others = [each.check for each in outcome.failing if each.check not in ("reported_norm", "gradient_used")]
     line += f"; wrong too: {', '.join(others)}" if others else ""
     line += f"; {outcome.exception}" if outcome.exception else ""
-    return line + (f"; {outcome.verdict}: {', '.join(outcome.defects)}" if outcome.defects else "")
+    if outcome.defects:
+        return f"{line}; {outcome.verdict}: {', '.join(outcome.defects)}"
+    return line if outcome.kind is Kind.PASSES else f"{line}; in no entry of the ledger"
 
 
 def turn(before: Outcome, after: Outcome) -> str:
