@@ -26,6 +26,7 @@ unfused-dummy-step.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import types
@@ -77,7 +78,7 @@ def _check(owner: type) -> None:
     missing = sorted({"fp16_groups", "fp32_groups", "optimizer", "step"} - set(function.__code__.co_names))
     if missing:
         raise CannotCorrect(f"{NAME}: expected initialize_optimizer_states to use {', '.join(missing)} in {where}")
-    built = vars(owner).get("__init__")
+    built = inspect.unwrap(vars(owner)["__init__"])  # another correction may have wrapped it
     if not isinstance(built, types.FunctionType) or "initialize_optimizer_states" not in built.__code__.co_names:
         raise CannotCorrect(f"{NAME}: expected __init__ to call initialize_optimizer_states in {where}")
 
