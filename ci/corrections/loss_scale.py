@@ -23,8 +23,8 @@ Upstream: DeepSpeed #8588 (unscaling, report; open), #8393 (loss not scaled; ope
 What it does: while one of these steps runs, a scale that is to rise is remembered and moved when the step is over,
 so that all that follows the overflow check sees the scale of the backward pass. An overflow moves it at once, as
 nothing follows. Then the unfused wrapper's report is divided by that same scale, `DeepSpeedEngine.backward` scales
-the loss for both fp16 wrappers, and bf16 has the scale 1, also in a checkpoint that was saved with another. Fully
-skipped steps go on: the overflow check is made first, and only a step without overflow leaves it out.
+the loss for both fp16 wrappers, and bf16 has the scale 1, also in a checkpoint that was saved with another. Where
+`FP16_Optimizer.step` returns early the overflow check is made before it, and a step without overflow goes on.
 
 Import this file before deepspeed.initialize: `import loss_scale`, or `swift rlhf --external_plugins loss_scale.py`.
 Proof: tests/stack/test_corrections_fp16.py, and under `--corrections both` the cells of all ledger entries with
