@@ -118,7 +118,7 @@ def test_a_sweep_cell_is_right(launcher: Launcher, tmp_path: Path, case: dict[st
 @pytest.mark.parametrize(
     ("body", "case", "red"),
     [
-        (mutants.loses_a_backward_call, {"backward_calls": 2}, "gradient_used"),
+        (mutants.loses_a_backward_call, {"backward_calls": 2, "zero_stage": 0}, "gradient_used"),
         (mutants.unties, {"parameters": "tied"}, "gradient_used"),
         (mutants.one_learning_rate, {"param_groups": 2}, "update"),
         (mutants.no_decay, {"weight_decay": 0.1}, "update"),
