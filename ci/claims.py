@@ -37,9 +37,9 @@ def affects(defect: Defect, pins: Mapping[str, str]) -> bool:
 
 
 def corrected_by(defect: Defect, corrections: Iterable[str]) -> bool:
-    """Whether one of these corrections makes the entry right. An entry that names a mode is right in that mode only."""
-    named = defect.correction
-    return named is not None and any(named in (name, name.partition(MODE)[0]) for name in corrections)
+    """Whether these corrections make the entry right. An entry that names a mode is right in that mode only."""
+    applied = {part for name in corrections for part in (name, name.partition(MODE)[0])}
+    return bool(defect.corrections) and applied.issuperset(defect.corrections)
 
 
 def claims(
@@ -61,8 +61,8 @@ class Variant:
 
 def variants(claiming: Iterable[Defect], corrections: Mapping[str, Correction]) -> tuple[Variant, ...]:
     """The corrected cells that a claimed case has: none, one, or one for each mode of a correction that has modes."""
-    entries = [defect for defect in claiming if defect.correction is not None]
-    stems = list(dict.fromkeys(str(defect.correction).partition(MODE)[0] for defect in entries))
+    entries = [defect for defect in claiming if defect.corrections]
+    stems = list(dict.fromkeys(name.partition(MODE)[0] for defect in entries for name in defect.corrections))
     moded = {stem: corrections[stem].modes for stem in stems if stem in corrections}
     if not moded:
         return (Variant("corrected", tuple(stems)),) if stems else ()
@@ -71,7 +71,7 @@ def variants(claiming: Iterable[Defect], corrections: Mapping[str, Correction]) 
     for stem, modes in moded.items():
         for position, mode in enumerate(modes):
             name = f"{stem}{MODE}{mode}"
-            if any(corrected_by(entry, (name,)) for entry in entries):
+            if any(name in entry.corrections or stem in entry.corrections for entry in entries):
                 suffix = "corrected" if position == 0 else f"corrected-{mode}"
                 found.append(Variant(suffix, (*plain, name)))
     return tuple(found)

@@ -203,8 +203,8 @@ def _defect(matrix: Matrix, root: Path, here: Place, defect: Defect) -> Iterator
     if not any(set(where) <= set(job.keys) for job in jobs.values()):
         yield Contradiction((*here, "where"), ", ".join(defect.where), "keys that one job has all of")
     yield from _packages(matrix, (*here, "affects"), defect.affects)
-    if defect.correction is not None:
-        stem, separator, mode = defect.correction.partition(MODE)
+    for name in defect.corrections:
+        stem, separator, mode = name.partition(MODE)
         place = (*here, "correction")
         yield from _correction_file(root, place, stem)
         modes = matrix.corrections[stem].modes if stem in matrix.corrections else {}
@@ -213,7 +213,7 @@ def _defect(matrix: Matrix, root: Path, here: Place, defect: Defect) -> Iterator
 
 
 def _corrections(matrix: Matrix, root: Path) -> Iterator[Contradiction]:
-    named = {str(defect.correction).partition(MODE)[0] for defect in matrix.defects}
+    named = {name.partition(MODE)[0] for defect in matrix.defects for name in defect.corrections}
     for stem in matrix.corrections:
         yield from _correction_file(root, ("corrections", stem), stem)
         if stem not in named:

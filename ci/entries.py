@@ -335,11 +335,20 @@ class Defect(Entry):
     affects: dict[str, Specifier]
     symptom: Symptom
     tolerance: Annotated[float | None, Field(gt=0)] = None
-    correction: str | None = None
+    correction: Annotated[
+        str | tuple[str, ...] | None, Field(description="a file of ci/corrections, or several that are right together")
+    ] = None
     config: Annotated[
         dict[str, Any] | None, Field(description="keys of the DeepSpeed configuration that avoid the defect")
     ] = None
     advice: str
+
+    @property
+    def corrections(self) -> tuple[str, ...]:
+        """The corrections that make it right together; none where there are none."""
+        if self.correction is None:
+            return ()
+        return (self.correction,) if isinstance(self.correction, str) else self.correction
 
     @field_validator("affects")
     @classmethod

@@ -72,7 +72,10 @@ def judge_run(plan: SavedPlan, reading: Reading, matrix: Matrix, duration_s: flo
         cells=tuple(cells),
         ledger={
             defect.id: DefectSummary(
-                title=defect.title, upstream=defect.upstream, advice=defect.advice, correction=defect.correction
+                title=defect.title,
+                upstream=defect.upstream,
+                advice=defect.advice,
+                correction=", ".join(defect.corrections) or None,
             )
             for defect in matrix.defects
             if defect.id in named

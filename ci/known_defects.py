@@ -57,17 +57,15 @@ def _section(defect: Defect) -> str:
     ]
     if defect.config is not None:
         lines.append(f"- **configuration**: `{json.dumps(defect.config)}`")
-    if (file := correction(defect)) is not None:
-        lines.append(f"- **correction**: `{file}`")
+    if defect.corrections:
+        lines.append(f"- **correction**: {' and '.join(f'`{file}`' for file in corrections(defect))}")
     return "\n".join(lines) + "\n"
 
 
-def correction(defect: Defect) -> str | None:
-    """The correction's file, with the mode where only one makes it right; None where there is no correction."""
-    if defect.correction is None:
-        return None
-    stem, _, mode = defect.correction.partition(MODE)
-    return f"ci/corrections/{stem}.py" + (f" ({stem.upper()}={mode})" if mode else "")
+def corrections(defect: Defect) -> list[str]:
+    """The files that make it right together, each with the mode where only one does."""
+    parts = [name.partition(MODE) for name in defect.corrections]
+    return [f"ci/corrections/{stem}.py" + (f" ({stem.upper()}={mode})" if mode else "") for stem, _, mode in parts]
 
 
 def releases(defect: Defect) -> str:

@@ -15,7 +15,7 @@ from ci import advice, requirements_file
 from ci.advice import PACKAGE, Advice, Affected
 from ci.errors import ExitCode, UsageError
 from ci.installed import host_python, installed_packages
-from ci.known_defects import correction, link, releases, symptom, where
+from ci.known_defects import corrections, link, releases, symptom, where
 from ci.matrix import Matrix, load
 
 
@@ -89,7 +89,7 @@ def _print(matrix: Matrix, source: str, pins: Mapping[str, SpecifierSet], found:
     for move in found.moves:
         meets = f"; but meets {', '.join(move.meets)}" if move.meets else ""
         print(f"  {move.package}>={move.release} leaves behind {', '.join(move.leaves)}{meets}")
-    files = sorted({file for affected in found.affected if (file := correction(affected.defect)) is not None})
+    files = sorted({file for affected in found.affected for file in corrections(affected.defect)})
     if files:
         print("corrections: import them before deepspeed.initialize, or pass each to --external_plugins of ms-swift:")
         for file in files:
@@ -106,8 +106,8 @@ def _print_entry(affected: Affected) -> None:
     print(f"  advice: {defect.advice}")
     if defect.config is not None:
         print(f"  configuration: {json.dumps(defect.config)}")
-    if (file := correction(defect)) is not None:
-        print(f"  correction: {file}")
+    if defect.corrections:
+        print(f"  correction: {', '.join(corrections(defect))}")
     if defect.upstream:
         print(f"  upstream: {', '.join(link(each).partition('(')[2].rstrip(')') for each in defect.upstream)}")
     print()

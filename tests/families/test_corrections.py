@@ -57,7 +57,7 @@ def test_a_corrected_cell_is_right_in_norm_gradient_and_update_together(record: 
 
 
 def test_what_is_not_corrected_has_no_correction(record: RunRecord, matrix: Matrix) -> None:
-    without = {defect.id for defect in matrix.defects if defect.correction is None}
+    without = {defect.id for defect in matrix.defects if not defect.corrections}
     for cell in corrected(record, matrix):
         assert set(cell.defects) <= without, (cell.id, cell.defects)
 

@@ -20,7 +20,7 @@ from tests.unit import small_matrix, synthetic
 GUARD = Correction.model_validate({"about": "a guard", "modes": {"gather": {}, "raise": {"raises": "outside its"}}})
 
 
-def entry(id_: str, correction: str | None, **where: Any) -> Defect:
+def entry(id_: str, correction: str | tuple[str, ...] | None, **where: Any) -> Defect:
     return Defect.model_validate(
         {
             "id": id_,
@@ -46,10 +46,12 @@ def entry(id_: str, correction: str | None, **where: Any) -> Defect:
         ("guard", ("guard=raise",), True),
         ("guard=raise", ("guard=raise",), True),
         ("guard=raise", ("guard=gather",), False),
+        (("fix", "also"), ("fix",), False),
+        (("fix", "also"), ("also", "fix"), True),
     ],
 )
 def test_an_entry_is_right_where_its_correction_was_applied(
-    named: str | None, applied: tuple[str, ...], right: bool
+    named: str | tuple[str, ...] | None, applied: tuple[str, ...], right: bool
 ) -> None:
     assert claims.corrected_by(entry("a", named), applied) is right
 
@@ -65,7 +67,7 @@ def test_an_entry_claims_by_release_and_case_until_it_is_corrected() -> None:
 
 
 def test_corrections_without_modes_make_one_cell_and_each_mode_one_of_its_own() -> None:
-    def found(*named: str | None) -> dict[str, tuple[str, ...]]:
+    def found(*named: str | tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
         entries = [entry(str(index), name) for index, name in enumerate(named)]
         return {variant.suffix: variant.corrections for variant in claims.variants(entries, {"guard": GUARD})}
 
@@ -75,6 +77,7 @@ def test_corrections_without_modes_make_one_cell_and_each_mode_one_of_its_own() 
         "corrected": ("fix", "guard=gather"),
         "corrected-raise": ("fix", "guard=raise"),
     }
+    assert found(("fix", "also"), "more") == {"corrected": ("fix", "also", "more")}
     assert found("guard=raise") == {"corrected-raise": ("guard=raise",)}
 
 
