@@ -34,8 +34,17 @@ LINEAR = (
 REDUCE = "0 != 96 Cannot reduce scatter gradients whose size is not same as the params"
 GATHERED = "The size of tensor a (0) must match the size of tensor b (32) at non-singleton dimension 1"
 IN_FLIGHT = " Parameter containing:\ntensor([], requires_grad=True) Cannot partition a param in flight"
+MINIMUM = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+EMPTY = (
+    "{'id': 0, 'status': 'NOT_AVAILABLE', 'numel': 0, 'ds_numel': 0, 'shape': (0,), 'ds_shape': (0, 33), "
+    "'requires_grad': True, 'grad_shape': None, 'persist': True, 'active_sub_modules': {0}, "
+    "'ds_tensor.shape': torch.Size([0])}"
+)
 MESSAGES: Mapping[str, str] = {
     "fp16-fused-static-without-timers": "'NoneType' object is not callable",
+    "zero12-backward-twice-raises": "'NoneType' object is not iterable",
+    "zero12-offload-overflow-never-ends": MINIMUM,
+    "zero3-empty-parameter": EMPTY,
     "zero3-gathered-sum-backward": GATHERED,
     "zero3-gathered-sum-in-flight": IN_FLIGHT,
     "zero3-keepalive-after": SUM.replace("12480", "96"),
@@ -120,7 +129,9 @@ def test_the_exact_symptoms_of_all_claiming_entries_are_a_known_defect(entry: De
     claims = claiming(cell, release)
     found = judged(cell, release, shipped().defects, faults(cell, claims))
     assert found.verdict is Verdict.KNOWN_DEFECT, found.reason
-    assert entry.id in found.defects and set(found.defects) == {each.id for each in claims}
+    hidden = {each.id for each in claims if f"{each.id} could not be seen" in (found.reason or "")}
+    assert not hidden or any(each.symptom.raises for each in claims)
+    assert entry.id in {*found.defects, *hidden} and {*found.defects, *hidden} == {each.id for each in claims}
 
 
 def test_no_cell_of_any_lane_is_claimed_by_entries_that_cannot_hold_together() -> None:
