@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,10 @@ class Families:
     plan: SavedPlan
     reading: evidence.Reading
 
-    def judged(self, matrix: Matrix) -> RunRecord:
-        """The run judged with this matrix.yaml instead of the shipped one."""
-        return judge_run(self.plan, self.reading, matrix, None)
+    def judged(self, matrix: Matrix, cells: Collection[str] | None = None) -> RunRecord:
+        """The run, or these cells of it, judged with this matrix.yaml instead of the shipped one."""
+        wanted = tuple(cell for cell in self.plan.cells if cells is None or cell.id in cells)
+        return judge_run(self.plan.model_copy(update={"cells": wanted}), self.reading, matrix, None)
 
 
 @pytest.fixture(scope="session")
