@@ -85,7 +85,7 @@ def doctor(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Everything that proves the project; `-- unit`, `stack`, `container`, `families` or a path select."""
+    """Everything that proves the project; `-- unit`, `faults`, ..., a path or `--slow` select."""
     install(session, DEV)
     ci(session, "tests", "--", *session.posargs)
 

@@ -159,11 +159,13 @@ def parse_line(line: str, source: str) -> Evidence:
         raise UsageError(f"{source}: evidence for {data.get('cell')!r}, field {place}: {first['msg']}") from error
 
 
-def read(path: Path) -> Reading:
+def read(path: Path, *, refuse_foreign: bool = True) -> Reading:
     """All evidence of a run.
 
     A line cut short by a crash or a full disk is left out and said so: its cell then has no evidence, which the judge
     calls an error. Of doubled lines the last whole one counts: a repeated case replaces what it recorded before.
+    refuse_foreign: whether a whole line of another schema ends everything. At the end of a run it is left out as
+    well: one such line must not take the verdicts of all others.
     """
     by_cell: dict[str, Evidence] = {}
     skipped: list[str] = []
@@ -177,6 +179,11 @@ def read(path: Path) -> Reading:
             evidence = parse_line(line.decode(), source)
         except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are ValueErrors
             skipped.append(f"{source}: not a whole line of evidence ({error})")
+            continue
+        except UsageError as error:
+            if refuse_foreign:
+                raise
+            skipped.append(error.message)
             continue
         by_cell[evidence.cell] = evidence
     return Reading(by_cell, tuple(skipped))

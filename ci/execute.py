@@ -251,7 +251,7 @@ class Execution:
     def _finish(self, folder: Path, started: datetime, stopped: CiError | None) -> Outcome:
         """Judge and write; a disk that is full by now costs the files, not the report."""
         matrix, runnable = self._request.matrix, self._request.plan.runnable
-        reading = evidence_lines.read(folder / EVIDENCE)
+        reading = evidence_lines.read(folder / EVIDENCE, refuse_foreign=False)
         general = stopped.message if stopped else "the case ended before it recorded any evidence"
         missing = {
             cell.id: problem(cell, matrix.backends[cell.backend].accelerator, self._reasons.get(cell.id, general))

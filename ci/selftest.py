@@ -3,6 +3,8 @@
 Unit tests need only this program; tests/stack needs torch and runs in the virtual environment of a stack; container
 tests need an engine. Where none answers they are left out and that is said, except in CI: there their absence fails,
 since a green check that tested nothing is worse than a red one.
+
+Tests marked slow run only with `--slow`, which is pytest's to read (tests/conftest.py) and selects nothing else.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ PARTS = (
     Part("unit"),
     Part("stack", place="stack"),
     Part("container", needs_engine=True),
+    Part("faults"),
     Part("families"),
 )
 """In the order of what they cost."""

@@ -46,12 +46,12 @@ class StackOrder:
 
 
 def last_line(log: Path) -> str:
-    """The last line of pytest's output that says something."""
+    """The last line of pytest's output that says something; its closing count of tests says nothing."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip(" =")), "")
+    return next((line.strip() for line in reversed(lines) if line.strip() and not line.startswith("=")), "")
 
 
 def _ended(code: int, log: Path) -> str:

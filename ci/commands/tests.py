@@ -28,7 +28,10 @@ def main(
         list[str] | None, typer.Argument(metavar="[PART|PATH]... [PYTEST OPTION]...", help="All parts by default.")
     ] = None,
 ) -> ExitCode:
-    """Run the tests: unit, stack (with torch), container (with an engine) and families (all shipped stacks)."""
+    """Run the tests: unit, stack (with torch), container (with an engine), faults and families (all shipped stacks).
+
+    --slow runs the tests that are marked slow, and only them.
+    """
     chosen = selftest.choose(arguments or ())
     codes: dict[str, int] = {}
     closing: list[str] = []

@@ -22,6 +22,7 @@ from docker.types import Mount
 
 from ci.errors import EnvironmentUnavailable
 from ci.provision.build import LABEL
+from ci.provision.owner import is_orphan, owner
 from ci.provision.process import GRACE_S
 
 OWNER = f"{LABEL}.owner"
@@ -60,30 +61,6 @@ def hand_over(folder: Path) -> None:
     for path in [folder, *folder.rglob("*")]:
         if not path.is_symlink():
             os.chown(path, PLAIN_USER, PLAIN_USER)
-
-
-def owner() -> str:
-    """This process, so that a later one can tell whether it still lives: boot, process namespace, pid, start time."""
-    return f"{_namespace()}/{os.getpid()}/{_started(os.getpid())}"
-
-
-def _namespace() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; '' where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def is_orphan(label: str) -> bool:
-    """Whether a container's owner is a process of this host that has ended."""
-    namespace, pid, started = label.rsplit("/", 2)
-    return namespace == _namespace() and pid.isdigit() and _started(int(pid)) != started
 
 
 def new_name() -> str:

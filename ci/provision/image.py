@@ -25,8 +25,9 @@ from docker.models.images import Image
 from ci.errors import EnvironmentUnavailable
 from ci.provision import cache, locks, process, replace
 from ci.provision.build import LABEL, Order, build
-from ci.provision.container import OWNER, Orders, RunningContainer, hand_over, new_name, owner, plain_user, remove
+from ci.provision.container import OWNER, Orders, RunningContainer, hand_over, new_name, plain_user, remove
 from ci.provision.container import explain as engine_says
+from ci.provision.owner import owner
 from ci.provision.runtime import (
     COMMON_ENVIRONMENT,
     Environment,

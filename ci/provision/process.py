@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.errors import EnvironmentUnavailable
+from ci.provision.owner import is_orphan, owner
 
 TOKEN = "CI_RUN_TOKEN"
 GRACE_S = 5.0
+SCRATCH = "ci-run-"
+_OWNER = "owner"
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,13 @@ def _kill(process: subprocess.Popen[bytes], token: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+    kill_all(token)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+
+
+def kill_all(token: str) -> None:
+    """Kill every process that carries the token."""
     deadline = time.monotonic() + GRACE_S
     # A rank can fork while we look, so look until nothing is found.
     while (left := with_token(token)) and time.monotonic() < deadline:
@@ -126,29 +138,65 @@ def _kill(process: subprocess.Popen[bytes], token: str) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
+
+
+def make_scratch(token: str) -> Path:
+    """A folder for the temporary files of a run, which says whose it is: who is killed cannot remove their own."""
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    try:
+        (folder / _OWNER).write_text(f"{owner()}\n{token}\n")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def sweep() -> int:
+    """End what runs of this user left that were killed before they could: processes, temporary files. How many runs."""
+    found = 0
+    for note in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/{_OWNER}"):
+        try:
+            mine = note.stat().st_uid == os.getuid()
+            label, token = note.read_text().split()
+        except (OSError, ValueError):  # its owner removes it right now, or has only just made it
+            continue
+        if mine and is_orphan(label):
+            kill_all(token)
+            shutil.rmtree(note.parent, ignore_errors=True)
+            found += 1
+    return found
 
 
 class RunningProcess:
-    """`runtime.Running` for a process on this host."""
+    """`runtime.Running` for a process on this host, with a folder of its own for temporary files."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
         self._log_path = log_path
         self._token = uuid.uuid4().hex
+        self._scratch: Path | None = None
+        sweep()
         try:
+            # A rank that is killed leaves its files, and pytest keeps those of its last runs: all of it goes with us.
+            self._scratch = make_scratch(self._token)
             with log_path.open("wb") as log:
                 self._process = subprocess.Popen(
                     list(command),
-                    env={**env, TOKEN: self._token},
+                    env={**env, TOKEN: self._token, "TMPDIR": str(self._scratch)},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        except OSError as error:
-            raise cannot_write(log_path, error) from error
+        except BaseException as error:  # an interrupt too
+            self._clear()
+            if isinstance(error, OSError):
+                raise cannot_write(log_path, error) from error
+            raise
+
+    def _clear(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def log_path(self) -> Path:
@@ -165,6 +213,7 @@ class RunningProcess:
 
     def terminate(self) -> None:
         end(self._process, self._token)
+        self._clear()
 
 
 def cannot_write(path: Path, error: OSError) -> EnvironmentUnavailable:

@@ -14,7 +14,8 @@ from docker.models.containers import Container
 
 from ci.errors import EnvironmentUnavailable
 from ci.provision import engine
-from ci.provision.container import OWNER, PLAIN_USER, owner, sweep
+from ci.provision.container import OWNER, PLAIN_USER, sweep
+from ci.provision.owner import owner
 from tests.container.conftest import ROOT, Small
 from tests.container.test_image import running, wait_for
 
@@ -148,7 +149,8 @@ def test_the_next_run_removes_what_a_killed_one_left(small: Small) -> None:
     program = """
 import docker, os, sys
 from ci.provision import engine
-from ci.provision.container import OWNER, new_name, owner
+from ci.provision.container import OWNER, new_name
+from ci.provision.owner import owner
 client = engine.connect()
 container = client.containers.create(sys.argv[1], ["sleep", "777"], name=new_name(), labels={OWNER: owner()})
 container.start()

@@ -6,6 +6,7 @@ An item fails only when its evidence is incomplete; whether the numbers are righ
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,18 +109,25 @@ def run_cell(
     """Runs a cell, appends its evidence and fails the item where the evidence is incomplete."""
     results: Path = request.config.getoption("--results")
 
+    def incomplete(cell: order.Cell, problem: str) -> evidence.Evidence:
+        return evidence.Evidence(
+            cell=cell.id,
+            pins=cells.installed_pins(ordered.pins),
+            accelerator=str(ordered.backend["accelerator"]),
+            device="",
+            world_size=cell.world_size,
+            problem=problem,
+        )
+
     def run(cell: order.Cell) -> evidence.Evidence:
         if pins_differ is not None:
-            recorded = evidence.Evidence(
-                cell=cell.id,
-                pins=cells.installed_pins(ordered.pins),
-                accelerator=str(ordered.backend["accelerator"]),
-                device="",
-                world_size=cell.world_size,
-                problem=pins_differ,
-            )
+            recorded = incomplete(cell, pins_differ)
         else:
-            recorded = cells.run(cell, ordered, launcher, results)
+            try:
+                recorded = cells.run(cell, ordered, launcher, results)
+            except Exception as error:  # noqa: BLE001  # reason: a cell without evidence would not say why
+                traceback.print_exc()
+                recorded = incomplete(cell, f"{type(error).__name__}: {error}")
         evidence.append(results / "evidence.jsonl", recorded)
         if recorded.problem is not None:
             pytest.fail(recorded.problem, pytrace=False)

@@ -1,7 +1,7 @@
 """Ranks of a case: processes forked from a server that imported the stack once, watched until they end.
 
 Importing torch, DeepSpeed, transformers, TRL and PEFT costs seconds, a fork milliseconds. multiprocessing's
-forkserver holds the imports (see `preload`), each rank is a fork of it and dies with its case, so no state is left
+forkserver holds the imports (see `rank_server`), each rank is a fork of it and dies with its case, so no state is left
 over. Where a device runtime cannot be forked after import the backend's entry asks for "spawn"; nothing else changes.
 
 Every wait has an end: a case that overruns gets the Python stack of every rank written beside its log, its process
@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELOAD_MODULE = "tests.jobs.preload"
+SERVER_MODULE = "tests.jobs.rank_server"
 GRACE_AFTER_FIRST_DEATH_S = 8.0
 """How long the other ranks may go on once one has ended badly: enough to see the failed collective and record it."""
 STACK_DUMP_S = 1.0
@@ -94,6 +94,13 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def _assert_imported() -> None:
+    """Raise what kept the rank server from importing the stack."""
+    failure = getattr(sys.modules.get(SERVER_MODULE), "FAILURE", None)
+    if failure is not None:
+        raise ImportError(f"the stack cannot be imported: {failure}")
+
+
 def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> None:
     os.setsid()
     _die_with_parent(os.getppid())
@@ -107,6 +114,7 @@ def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> Non
     end: dict[str, Any] = {}
     code = 0
     try:
+        _assert_imported()
         body(context)
     except BaseException as error:  # noqa: BLE001  # reason: whatever ends a rank is written down before the process goes
         traceback.print_exc()
@@ -132,7 +140,7 @@ class Launcher:
         self._multiprocessing = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             # pytest is among them only because each fork looks at the parent's main module.
-            self._multiprocessing.set_forkserver_preload(["pytest", PRELOAD_MODULE])
+            self._multiprocessing.set_forkserver_preload(["pytest", SERVER_MODULE])
             # The server of Python 3.11 does not take over sys.path before it preloads; it does read PYTHONPATH.
             os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -153,7 +161,8 @@ class Launcher:
         """
         began = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
-        processes = []
+        processes: list[Any] = []
+        problem: str | None = None
         for rank in range(world_size):
             variables = {
                 "RANK": str(rank),
@@ -167,14 +176,19 @@ class Launcher:
             process = self._multiprocessing.Process(  # type: ignore[attr-defined]  # reason: see the line above
                 target=_rank_main, args=(body, context), daemon=True
             )
-            process.start()
+            try:
+                process.start()
+            except (OSError, EOFError) as error:
+                # A server that crashes while it imports leaves a closed pipe; a full machine has no room for a fork.
+                problem = f"rank {rank} could not be started, the rank server ended ({type(error).__name__}: {error})"
+                break
             processes.append(process)
         try:
-            problem = self._wait(processes, began + timeout_s, timeout_s, workdir)
+            if problem is None:
+                problem = self._wait(processes, began + timeout_s, timeout_s, workdir)
         finally:
             for process in processes:
-                if process.is_alive():
-                    _kill_group(process.pid)
+                _kill_group(process.pid, process.is_alive())
             for process in processes:
                 process.join(10)
         ends = tuple(_read_end(workdir, rank, process.exitcode) for rank, process in enumerate(processes))
@@ -218,11 +232,15 @@ def _dump_stacks(processes: list[Any]) -> None:
     time.sleep(STACK_DUMP_S)
 
 
-def _kill_group(pid: int | None) -> None:
-    """Kill the rank and everything it started: a rank leads its own process group."""
+def _kill_group(pid: int | None, alive: bool) -> None:
+    """Kill everything that the rank started, and the rank itself where it is still alive.
+
+    A rank leads its own process group, which stays as long as a child of it lives: children that a rank left must not
+    take time and memory from the next case.
+    """
     if pid is None:
         return
-    for kill in (os.killpg, os.kill):
+    for kill in (os.killpg, os.kill) if alive else (os.killpg,):
         try:
             kill(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

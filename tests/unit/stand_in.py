@@ -42,6 +42,8 @@ for cell in order["cells"]:
         write(evidence(cell, 1.0) + "\\n")
     elif what == "wrong":
         write(evidence(cell, 2.0) + "\\n")
+    elif what == "foreign":
+        write(json.dumps({**json.loads(evidence(cell, 1.0)), "schema": 2}) + "\\n")
     elif what == "half":
         write(evidence(cell, 1.0)[:40]); sys.exit(3)
     elif what == "crash":
@@ -58,7 +60,7 @@ for cell in order["cells"]:
 
 @dataclass
 class StandInRuntime:
-    """Answers to `Runtime`; behaviour: {last part of a cell id: ok, wrong, half, crash, killed, hang}."""
+    """Answers to `Runtime`; behaviour: {last part of a cell id: ok, wrong, foreign, half, crash, killed, hang}."""
 
     behaviour: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=lambda: PINS)

@@ -105,6 +105,13 @@ def test_cells_without_evidence_are_errors_with_the_reason(tmp_path: Path, behav
     ]
 
 
+def test_one_line_of_another_schema_does_not_take_the_verdicts_of_the_others(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, plan(["a", "b", "c"]), StandInRuntime({"b": "foreign"}))
+    assert list(verdicts(outcome).values()) == ["ok", "error", "ok"]
+    assert read_run(outcome.folder) == outcome.record
+    assert len(outcome.record.incomplete) == 1 and "schema 2, expected 1" in outcome.record.incomplete[0]
+
+
 def test_the_hard_limit_ends_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stackrun.StackOrder, "limit_s", 1.0)
     outcome, _ = run(tmp_path, plan(["a", "b"]), StandInRuntime({"b": "hang"}))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -81,6 +83,41 @@ def test_terminate_also_clears_up_after_a_run_that_ended_by_itself(tmp_path: Pat
     assert len(alive(family)) == 2
     running.terminate()
     assert alive(family) == []
+
+
+def test_temporary_files_of_a_run_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import tempfile; print(tempfile.mkdtemp()); tempfile.mkstemp()"
+    running = RunningProcess([sys.executable, "-c", code], env=os.environ, cwd=tmp_path, log_path=tmp_path / "log")
+    assert running.wait(10) == 0
+    made = Path(running.log_path.read_text().strip())
+    assert made.is_dir() and made.is_relative_to(tmp_path)
+    running.terminate()
+    assert list(tmp_path.iterdir()) == [running.log_path]
+
+
+def test_what_a_killed_run_left_goes_with_the_next_and_what_a_living_one_needs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pids = tmp_path / "pids"
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+from ci.provision.process import RunningProcess
+RunningProcess([sys.executable, "-c", {FAMILY!r}, {str(pids)!r}], env=os.environ, cwd=Path("."), log_path=Path("log"))
+while not os.path.exists({str(pids)!r}) or len(open({str(pids)!r}).read().split()) < 3:
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env).returncode == -signal.SIGKILL
+    family = wait_for_family(pids)
+    assert sorted(alive(family)) == sorted(family)
+    mine = process.make_scratch("living")
+    assert process.sweep() == 1
+    assert alive(family) == []
+    assert list(tmp_path.glob("ci-run-*")) == [mine]
 
 
 def test_output_and_exit_code_of_a_run(tmp_path: Path) -> None:
