@@ -259,12 +259,14 @@ class Tolerance(Entry):
 
 Alternative = Literal[
     "last_micro_batch",
+    "first_and_last_micro_batch",
     "previous_step",
     "all_steps_so_far",
     "all_steps_so_far_unclipped",
     "step_count_plus_one",
     "without_experts",
     "own_rank_only",
+    "masters_not_restored",
     "partitioned_as_empty",
     "unclipped",
     "none",

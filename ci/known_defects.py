@@ -17,11 +17,13 @@ has been run on an A800 or a 910B by this project yet.
 
 NAMES = {
     "last_micro_batch": "that of the last micro-batch alone",
+    "first_and_last_micro_batch": "that of the first and the last micro-batch alone",
     "previous_step": "with the previous step's gradient where a parameter got none in this step",
     "all_steps_so_far": "that of the sum of the gradients of all steps so far",
     "all_steps_so_far_unclipped": "that of the sum of the gradients of all steps so far, unclipped",
     "step_count_plus_one": "as if the optimizer had stepped once more before",
     "without_experts": "that of the parameters outside the experts",
+    "masters_not_restored": "as if the engine had loaded the weights of the checkpoint, and had masters of its own",
     "own_rank_only": "that of each partition's own rank alone, not averaged over the ranks",
     "partitioned_as_empty": "as if the partitioned parameter were empty",
     "unclipped": "unclipped",

@@ -6,7 +6,7 @@ AdamW then counts one step too many (its first update is 0.74 of what it should 
 initial master weights away from the model's, and an L2 term has entered the moments.
 Releases: DeepSpeed 0.14.4 and newer, the newest included: fp16 at ZeRO-0 with any optimizer that is not FusedAdam, and
 bf16 at ZeRO-0 since 0.17.6.
-Upstream: https://github.com/deepspeedai/DeepSpeed/issues/5104 (the ledger's unfused-dummy-step).
+Upstream: https://github.com/deepspeedai/DeepSpeed/issues/5104 (the ledger's unfused-dummy-step and its siblings).
 
 What it does: lets the dummy step run and undoes what it did. That step is there so that memory is taken early, and
 DeepSpeed's 1-bit optimizers prepare themselves in it; both are kept. Afterwards
@@ -19,8 +19,8 @@ DeepSpeed's 1-bit optimizers prepare themselves in it; both are kept. Afterwards
   the dummy step. The states of DeepSpeed's own optimizers are not dropped: they point into each other.
 FP16_Optimizer (with FusedAdam) takes such a step as well; it is not corrected here.
 
-Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entry
-unfused-dummy-step.
+Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entries
+unfused-dummy-step, unfused-dummy-step-decay and unfused-dummy-step-fp16.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ configured gradient accumulation dtype; gradients already prepared for the step 
 sum is put back. ZeRO-1 accumulates in the parameters and is not touched. Not corrected: Muon where a backward pass
 follows the last micro-batch (its update is no sum), and several backward calls in a step with an offloaded optimizer.
 
-Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entry
-zero2-last-micro-batch-only.
+Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entries
+zero2-last-micro-batch-only and zero2-offload-first-and-last-micro-batch.
 """
 
 from __future__ import annotations

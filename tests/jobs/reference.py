@@ -22,6 +22,8 @@ from tests.jobs.workload import DTYPES, Workload, seed_weights
 
 Tensors = dict[str, torch.Tensor]
 CLIP_EPSILON = 1e-6
+NOT_RESTORED = "its master is not restored by the checkpoint"
+"""What a job says of a master that is not what was saved, after the parameter's name and a colon."""
 UNFINISHED = "an exception ended the step after its forward pass"
 WORST = 10
 
@@ -30,12 +32,14 @@ WORST = 10
 class Gradients:
     """Gradients of one optimizer step, fp32 by parameter name; None where no micro-batch gave one.
 
-    mean: over ranks and micro-batches. last: what the last micro-batch of each rank alone contributes to it.
+    mean: over ranks and micro-batches. first, last: what the first and the last micro-batch of each rank alone
+    contribute to it.
     loss: mean loss. loss_error, logprob_error: see Step. clip_share: share of tokens at which the ratio clip bound.
     has_logprobs: whether the loss of this workload has log-probabilities to compare.
     """
 
     mean: dict[str, torch.Tensor | None]
+    first: dict[str, torch.Tensor | None]
     last: dict[str, torch.Tensor | None]
     loss: float
     loss_error: float
@@ -74,6 +78,7 @@ def gradients(
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total: dict[str, torch.Tensor | None] = dict.fromkeys(names)
+    first: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     last: dict[str, torch.Tensor | None] = dict.fromkeys(names)
     count = sum(len(batches) for batches in micro_batches)
     loss_sum = loss_error = clip_share = 0.0
@@ -94,12 +99,16 @@ def gradients(
                 if gradient is None:
                     continue
                 part = gradient.detach().float() / (scale * count)
-                held = total[name]
-                total[name] = part if held is None else held + part
+                total[name] = _sum(total[name], part)
+                if index == 0:
+                    first[name] = _sum(first[name], part)
                 if index == len(batches) - 1:
-                    held = last[name]
-                    last[name] = part if held is None else held + part
-    return Gradients(total, last, loss_sum, loss_error, logprob_error, clip_share, has_logprobs)
+                    last[name] = _sum(last[name], part)
+    return Gradients(total, first, last, loss_sum, loss_error, logprob_error, clip_share, has_logprobs)
+
+
+def _sum(held: torch.Tensor | None, more: torch.Tensor | None) -> torch.Tensor | None:
+    return more if held is None else held if more is None else held + more
 
 
 def losses(
@@ -230,6 +239,7 @@ class _Referee:
         self.dtype = DTYPES[workload.case["dtype"]]
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
+        self.saved: Tensors = {}
         self.overflows: list[bool] = []
         self.scales: list[tuple[float | None, float | None]] = []
         self.clip_share = 0.0
@@ -269,6 +279,9 @@ class _Referee:
         violations += [f"{name}: no master holds all of it" for name in sorted(lacking)]
         violations += [f"{name}: ranks hold different masters" for name in differing]
         model = self.model
+        resumed = index == self.workload.resumes_after()
+        if resumed:  # a fresh engine remembers no gradient
+            self.all_so_far, self.previous = {}, {}
         if index:
             load(model, before)
         initial = self._initial(model, before, steps_taken=0) if index == 0 else []
@@ -276,7 +289,8 @@ class _Referee:
         fp16 = self.workload.case["dtype"] == "fp16"
         scale_before = records[0].loss_scale_before
         batches = [record.micro_batches for record in records]
-        truth = gradients(model, self.workload, batches, (scale_before or 1.0) if fp16 else 1.0)
+        scale = (scale_before or 1.0) if fp16 else 1.0
+        truth = gradients(model, self.workload, batches, scale)
         wanted_batches = self.workload.micro_batches()
         if any(len(of_rank) != wanted_batches for of_rank in batches):
             raise ValueError(
@@ -294,6 +308,7 @@ class _Referee:
         used, unhanded, differing = assembled(records, self.shapes, "used")
         violations += [f"{name}: ranks were handed different gradients" for name in differing]
         after, _, _ = assembled(records, self.shapes, "master_after")
+        saved, self.saved = self.saved, after
         violations += self._weights(records, after)
         others = [violation for violation in violations if violation not in initial]
         step = Step(
@@ -331,7 +346,8 @@ class _Referee:
             alternatives=self._alternatives(
                 truth, used, batches, model, (before, after, unhanded, moments), index, others + lora
             )
-            | self._own_rank(records, used, model, (scale_before or 1.0) if fp16 else 1.0),
+            | self._own_rank(records, used, model, scale)
+            | (self._masters_not_restored((saved, before), used, batches, scale, others) if resumed else {}),
         )
         self.previous = truth.mean
         return step
@@ -453,15 +469,17 @@ class _Referee:
     ) -> dict[str, Alternative]:
         """others: what is not as it must be for reasons other than the initial masters."""
         for name, gradient in truth.mean.items():
-            held = self.all_so_far.get(name)
-            self.all_so_far[name] = gradient if held is None else held if gradient is None else held + gradient
+            self.all_so_far[name] = _sum(self.all_so_far.get(name), gradient)
         found = {
             "truth": self._alternative(truth.mean, used),
             "unclipped": Alternative(reported_norm=norm(truth.mean), gradient=grams(used, truth.mean)),
         }
         if max(len(of_rank) for of_rank in batches) > 1:
             found["last_micro_batch"] = self._alternative(truth.last, used)
-        if index:
+        if max(len(of_rank) for of_rank in batches) > 2:
+            both = {name: _sum(first, truth.last[name]) for name, first in truth.first.items()}
+            found["first_and_last_micro_batch"] = self._alternative(both, used)
+        if index and index != self.workload.resumes_after():
             found["all_steps_so_far"] = self._alternative(dict(self.all_so_far), used)
             found["all_steps_so_far_unclipped"] = Alternative(
                 reported_norm=norm(self.all_so_far), gradient=grams(used, self.all_so_far)
@@ -503,6 +521,37 @@ class _Referee:
                     span = slice(piece.start, piece.start + piece.master_before.numel())
                     held.view(-1)[span] = whole.reshape(-1)[span]
         return {"own_rank_only": self._alternative(own, used)}
+
+    def _masters_not_restored(
+        self,
+        masters: tuple[Tensors, Tensors],
+        used: Tensors,
+        batches: Sequence[Sequence[MicroBatch]],
+        scale: float,
+        others: list[str],
+    ) -> dict[str, Alternative]:
+        """The first step after a checkpoint of which only the 16-bit weights were loaded, not their masters.
+
+        It computes with what was saved, and updates the masters that the fresh engine was built with. masters: those
+        that were saved, and those before this step. others: all that is not as it must be.
+        """
+        saved, before = masters
+        fresh = self.workload.build()
+        seed_weights(fresh, self.workload)
+        self.workload.put_off(fresh)
+        built = {name: p.detach().to(self.dtype).float() for name, p in fresh.named_parameters() if name in before}
+        kept = {f"{name}: {NOT_RESTORED}" for name, master in built.items() if torch.equal(before[name], master)}
+        load(self.model, saved)
+        found = gradients(self.model, self.workload, batches, scale)
+        load(self.model, before)
+        if len(kept) == len(before):  # what an engine that keeps gradients has kept of this step
+            self.all_so_far = dict(found.mean)
+        alternative = dataclasses.replace(
+            self._alternative(found.mean, used),
+            forward_error=worst(found.loss_error, found.logprob_error),
+            consistency=tuple(violation for violation in others if violation not in kept),
+        )
+        return {"masters_not_restored": alternative}
 
     def _alternative(self, gradient: Mapping[str, torch.Tensor | None], used: Tensors) -> Alternative:
         reported = norm(gradient)

@@ -18,12 +18,11 @@ from deepspeed.accelerator import get_accelerator
 from tests.jobs import corrections, engine, masters, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder, _recording, _weights
+from tests.jobs.reference import NOT_RESTORED
 from tests.jobs.sweep_workload import RESUME_AFTER, EngineSweep
 from tests.jobs.workload import DTYPES
 
 TAG = "middle"
-NOT_THE_SEED = 0.5
-"""Added to every weight of the model that a checkpoint is loaded into: what is not loaded must show."""
 
 
 class ResumingRecorder(Recorder):
@@ -48,7 +47,7 @@ class ResumingRecorder(Recorder):
                 found.append(f"{fragment.name}: another part of it is held after resuming")
                 continue
             if not torch.equal(piece.master_after, master):
-                found.append(f"{fragment.name}: its master is not restored by the checkpoint")
+                found.append(f"{fragment.name}: {NOT_RESTORED}")
             held = self._spy.state(fragment.master)
             for moment, value in piece.state_after.items():
                 if moment not in held or not torch.equal(fragment.read(held[moment]), value):
@@ -77,9 +76,7 @@ def _initialize(workload: EngineSweep, config: dict[str, Any], *, resuming: bool
     applied: shims.Applied = []
     model = workload.build_on_rank(config)
     if resuming:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(NOT_THE_SEED)
+        workload.put_off(model)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     optimizer = workload.optimizer(trainable)
     if workload.case["optimizer"] == "fused":

@@ -27,6 +27,8 @@ LR_OF_THE_SECOND_GROUP = 0.5
 """What the learning rate of the second parameter group (biases and scalars) is multiplied by."""
 RESUME_AFTER = 2
 """Optimizer steps before a case with `resume` is saved and continued by a fresh engine."""
+NOT_THE_SEED = 0.5
+"""What a fresh engine's weights are off by until a checkpoint is loaded."""
 
 
 class SmallNetwork(torch.nn.Module):  # type: ignore[misc]  # reason: torch is untyped where mypy runs
@@ -120,6 +122,14 @@ class EngineSweep(Workload):
 
     def may_skip_reduction(self) -> bool:
         return self.case["zero_stage"] == 1 and self.case["grad_accum_dtype"] not in ("unset", self.case["dtype"])
+
+    def resumes_after(self) -> int | None:
+        return RESUME_AFTER if self.case["resume"] else None
+
+    def put_off(self, model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(NOT_THE_SEED)
 
     def settings(self, name: str = "") -> OptimizerSettings:
         """Where there are two groups, the second has half the learning rate and no decay."""

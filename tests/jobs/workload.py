@@ -81,6 +81,14 @@ class Workload:
         """Whether a known defect may leave the gradients of this case unreduced, each rank using its own."""
         return False
 
+    def resumes_after(self) -> int | None:
+        """Optimizer steps after which a fresh engine goes on from a checkpoint; None where there is none."""
+        return None
+
+    def put_off(self, model: torch.nn.Module) -> None:
+        """Move the fp32 weights of a model that a checkpoint is loaded into: what is not loaded must show."""
+        raise NotImplementedError
+
     def clip_share(self, logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
         """Share of tokens at which the loss's own ratio clip binds; a case about it must see it bind."""
         return 0.0

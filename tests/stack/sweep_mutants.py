@@ -96,6 +96,43 @@ def loads_no_optimizer(context: RankContext) -> None:
     sweep_engine.train(context)
 
 
+def keeps_its_own_masters(context: RankContext) -> None:
+    """Of a checkpoint at ZeRO-0 the 16-bit weights are loaded, and no state of the optimizer."""
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    FP16_UnfusedOptimizer.load_state_dict = lambda self, *args, **kwargs: None
+    sweep_engine.train(context)
+
+
+def loads_other_masters(context: RankContext) -> None:
+    """The masters that a checkpoint brings back at ZeRO-0 are neither those saved nor those of the fresh engine."""
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    def halved(self: Any, *args: Any, **kwargs: Any) -> None:
+        for group in self.fp32_groups:
+            for master in group:
+                master.data.mul_(0.5)
+
+    FP16_UnfusedOptimizer.load_state_dict = halved
+    sweep_engine.train(context)
+
+
+def keeps_first_and_last(context: RankContext) -> None:
+    """Of an accumulated step only the first and the last micro-batch have a gradient."""
+    original = EngineSweep.loss
+    calls: list[None] = []
+
+    def without_the_middle(self: EngineSweep, model: Any, batch: Any) -> Any:
+        loss, logprobs = original(self, model, batch)
+        calls.append(None)
+        among = self.micro_batches()
+        middle = (len(calls) - 1) % among not in (0, among - 1)
+        return (loss * 0 + loss.detach() if middle else loss), logprobs
+
+    EngineSweep.loss = without_the_middle  # type: ignore[method-assign]  # reason: this mutant breaks that method
+    sweep_engine.train(context)
+
+
 def moves_what_is_frozen(context: RankContext) -> None:
     """A frozen weight is changed behind the optimizer's back."""
 

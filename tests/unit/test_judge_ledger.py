@@ -40,9 +40,19 @@ EMPTY = (
     "'requires_grad': True, 'grad_shape': None, 'persist': True, 'active_sub_modules': {0}, "
     "'ds_tensor.shape': torch.Size([0])}"
 )
+NO_ELEMENTS = "max(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim."
+WEIGHTS_ONLY = (
+    "Weights only load failed. This file can still be loaded, to do so you have two options\n\tWeightsUnpickler error: "
+    "Unsupported global: GLOBAL deepspeed.utils.tensor_fragment.fragment_address was not an allowed global by default."
+)
 MESSAGES: Mapping[str, str] = {
+    "checkpoint-weights-only-bf16": WEIGHTS_ONLY,
+    "checkpoint-weights-only-zero": WEIGHTS_ONLY,
     "fp16-fused-static-without-timers": "'NoneType' object is not callable",
+    "zero0-bf16-checkpoint-raises": "'FP16_UnfusedOptimizer' object has no attribute 'dp_process_group'",
     "zero12-backward-twice-raises": "'NoneType' object is not iterable",
+    "zero12-empty-parameter": NO_ELEMENTS,
+    "zero12-offload-empty-parameter": NO_ELEMENTS,
     "zero12-offload-overflow-never-ends": MINIMUM,
     "zero3-empty-parameter": EMPTY,
     "zero3-gathered-sum-backward": GATHERED,
@@ -106,6 +116,7 @@ def faults(cell: Cell, claiming: Sequence[Defect], moved: Mapping[str, float] | 
         dynamic=cell.case.get("loss_scale", "static-128") != "static-128",
         raises=None if crash is None else MESSAGES[crash.id],
         steps=4,
+        resumes=bool(cell.case.get("resume", False)),
     )
 
 
