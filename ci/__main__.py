@@ -9,16 +9,14 @@ import errno
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import typer
-from typer.exceptions import Abort, Exit, TyperException
-
 import ci.commands
 from ci.errors import CiError, ExitCode, Interrupted, UsageError, choices
-from ci.interrupts import Interrupts
+from ci.interrupts import SIGNALS, Interrupts
 
 NOT_COMMANDS = ("options",)
 
@@ -34,6 +32,9 @@ def commands() -> dict[str, str]:
 
 def run(arguments: Sequence[str]) -> ExitCode:
     """One command line, from words to exit code."""
+    import typer  # here, where an interrupt is handled already: it takes a moment
+    from typer.exceptions import Abort, Exit, TyperException
+
     known = commands()
     name = arguments[0] if arguments else "--help"
     app = typer.Typer(
@@ -94,4 +95,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        # All is said and done: an interrupt while Python takes itself apart must not change the exit code.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)

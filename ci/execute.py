@@ -8,6 +8,7 @@ the cell's `problem`, so that judging the folder again later says the same.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -120,30 +121,37 @@ class Execution:
         self._request = request
         self._console = console
         self._interrupts = interrupts
+        self._began = time.monotonic()
         self._stacks = {stack.id: dict(stack.pins) for stack in request.plan.stacks.values()}
         self._image: str | None = None
         self._reasons: dict[str, str] = {}
 
     def run(self) -> Outcome:
         """Run everything. Raises only while there is no folder yet; later the outcome says what stopped it."""
-        started = datetime.now(UTC)
-        folder = RunFolder.create(self._request.out, self._request.plan.backend, started)
+        folder: RunFolder | None = None
         stopped: CiError | None = None
         try:
             try:
+                with self._interrupts.shield():
+                    folder = RunFolder.create(self._request.out, self._request.plan.backend, datetime.now(UTC))
                 with explained(folder.path):
                     write_plan(folder.path, self._saved_plan())
                     folder.point_latest()
                 self._run_stacks(folder.path)
             except (Interrupted, EnvironmentUnavailable) as error:
+                if folder is None:
+                    raise
                 stopped = error
             with self._interrupts.shield():
-                outcome = self._finish(folder.path, started, stopped)
+                outcome = self._finish(folder.path, stopped)
         except Interrupted as error:
+            if folder is None:
+                raise
             # Between the last measurement and the record: judge once more, undisturbed.
-            outcome = self._finish(folder.path, started, error)
+            outcome = self._finish(folder.path, error)
         finally:
-            folder.release()
+            if folder is not None:
+                folder.release()
         return outcome
 
     def _run_stacks(self, folder: Path) -> None:
@@ -248,7 +256,7 @@ class Execution:
         unchecked = tuple(stack.id for stack in plan.stacks.values() if not stack.check_pins)
         return SavedPlan(**context.model_dump(), unchecked=unchecked, cells=plan.cells)
 
-    def _finish(self, folder: Path, started: datetime, stopped: CiError | None) -> Outcome:
+    def _finish(self, folder: Path, stopped: CiError | None) -> Outcome:
         """Judge and write; a disk that is full by now costs the files, not the report."""
         matrix, runnable = self._request.matrix, self._request.plan.runnable
         reading = evidence_lines.read(folder / EVIDENCE, refuse_foreign=False)
@@ -259,7 +267,7 @@ class Execution:
             if cell.id not in reading.by_cell
         }
         plan = self._saved_plan()
-        duration = (datetime.now(UTC) - started).total_seconds()
+        duration = time.monotonic() - self._began
         record = judge_run(plan, Reading({**reading.by_cell, **missing}, reading.skipped), matrix, duration)
         kept = f"kept: the evidence of {len(runnable) - len(missing)} of {len(runnable)} cells, in {folder / EVIDENCE}"
         try:

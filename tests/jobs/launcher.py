@@ -10,6 +10,7 @@ groups are killed, and the next case runs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import faulthandler
@@ -117,7 +118,8 @@ def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> Non
         _assert_imported()
         body(context)
     except BaseException as error:  # noqa: BLE001  # reason: whatever ends a rank is written down before the process goes
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk; the reason below is in another place
+            traceback.print_exc()
         end["exception"] = {
             "type": type(error).__name__,
             "message": str(error)[:4000],
@@ -126,8 +128,9 @@ def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> Non
         code = 1
     end["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     (context.workdir / f"rank{context.rank}.end.json").write_text(json.dumps(end))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Native teardown of gloo and OpenMP hangs in some ranks after their result is out.
     os._exit(code)
 
