@@ -89,9 +89,15 @@ class Probe(Record):
     runs: int = 0
 
 
+def without_places(message: str) -> str:
+    """A message without the folders of this machine: what stands in an environment from its site-packages on."""
+    inside = re.sub(r"/[^\s'\"()]*/(?:site|dist)-packages/", "", message)
+    return re.sub(r"(?<![\w.])/(?:[^\s'\"()/]+/)+(?=[^\s'\"()/])", "", inside)
+
+
 def masked(message: str) -> str:
-    """The first line of a message without addresses and numbers."""
-    first = message.strip().partition("\n")[0]
+    """The first line of a message without folders, addresses and numbers."""
+    first = without_places(message.strip().partition("\n")[0])
     return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[+-]?\d+)?", "#", first, flags=re.IGNORECASE)[:200]
 
 
@@ -118,7 +124,8 @@ def _factors(record: CellRecord, name: str, *, failed_only: bool) -> tuple[Facto
 def outcome_of(record: CellRecord) -> Outcome:
     """What a judged cell says about its release."""
     if record.verdict in (Verdict.ERROR, Verdict.NOT_RUN):
-        return Outcome(kind=Kind.COULD_NOT_RUN, why=(record.reason or "").partition("\n")[0], verdict=record.verdict)
+        why = without_places((record.reason or "").partition("\n")[0])
+        return Outcome(kind=Kind.COULD_NOT_RUN, why=why, verdict=record.verdict)
     failed = {check.name for step in record.steps for check in step.checks if check.ok is False}
     failing = tuple(
         Failing(check=name, factors=_factors(record, name, failed_only=True)) for name in CHECKS if name in failed
@@ -186,7 +193,8 @@ class Prober:
             environment = self._runtime.overlay(self._recipe, release)
         except NotUsable as error:
             kind = Kind.NOT_INSTALLED if error.what == "installed" else Kind.NOT_IMPORTED
-            return {cell.id: Probe(outcome=Outcome(kind=kind, why=error.why)) for cell in cells}
+            why = without_places(error.why)
+            return {cell.id: Probe(outcome=Outcome(kind=kind, why=why)) for cell in cells}
         pins = {**self._stack.pins, release.package: environment.packages[release.package]}
         stack = dataclasses.replace(self._stack, pins=pins)
         found = self._settled(environment, stack, cells, repeats)

@@ -14,7 +14,7 @@ from ci.interrupts import Interrupts
 from ci.judge import judge_cell
 from ci.matrix import Defect
 from ci.plan import PlannedStack
-from ci.probe import Failing, Kind, Outcome, Prober, alike, masked, numbers, outcome_of, settled
+from ci.probe import Failing, Kind, Outcome, Prober, alike, masked, numbers, outcome_of, settled, without_places
 from ci.provision.overlay import NotUsable, OverlayRuntime, Release
 from ci.provision.runtime import Environment, Recipe, Running
 from ci.runrecord import CellRecord, Verdict
@@ -93,6 +93,12 @@ def test_exceptions_are_compared_without_their_numbers() -> None:
     assert one.exception == "RuntimeError: got [#], expected [#]"
     assert alike(one, other)
     assert masked("at 0x7f3a: 1.5e-05 != 2") == "at #: # != #"
+
+
+def test_the_folders_of_a_machine_do_not_reach_a_page() -> None:
+    said = "cannot import name 'x' from 'torch' (/home/me/venvs/stable-1/lib/python3.11/site-packages/torch/api.py)"
+    assert without_places(said) == "cannot import name 'x' from 'torch' (torch/api.py)"
+    assert without_places("no such file: '/tmp/a/b.json'; 1/2 of a/b") == "no such file: 'b.json'; 1/2 of a/b"
 
 
 def test_what_could_not_run_is_no_behaviour() -> None:
