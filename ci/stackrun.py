@@ -59,6 +59,8 @@ def _ended(code: int, log: Path) -> str:
     tail = f"; the last line of {log.name}: {said}" if said else ""
     if code in (137, -9):
         return f"the process was killed from outside (out of memory?){tail}"
+    if code in (143, -15):
+        return f"the process was ended from outside (SIGTERM: an engine or a host that shuts down?){tail}"
     return f"pytest ended with exit code {code} and left no evidence of this cell{tail}"
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-from docker.errors import DockerException
 from docker.models.images import Image
 
 from ci.errors import EnvironmentUnavailable
@@ -128,11 +127,11 @@ def _files_as_image(client: docker.DockerClient, name: str, paths: Sequence[Path
             yield f"{repository}:{tag}"
         except OSError as error:
             raise process.cannot_write(archive, error) from error
-        except DockerException as error:
+        except engine.LOST as error:
             words = getattr(error, "explanation", None) or error
             raise EnvironmentUnavailable(f"{name} cannot be offered to the build: {words}") from error
         finally:
-            with contextlib.suppress(DockerException):  # never made, or the engine is gone
+            with contextlib.suppress(*engine.LOST):  # never made, or the engine is gone
                 client.images.remove(f"{repository}:{tag}", force=True)
 
 
@@ -141,7 +140,7 @@ def _forget_those_of_the_dead(client: docker.DockerClient, repository: str) -> N
     for image in client.images.list(repository):
         for reference in image.tags:
             if not Path("/proc", reference.rpartition(":")[2]).exists():
-                with contextlib.suppress(DockerException):  # another run was faster
+                with contextlib.suppress(*engine.LOST):  # another run was faster
                     client.images.remove(reference, force=True)
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import docker
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.types import Mount
 
 from ci.errors import EnvironmentUnavailable
 from ci.provision.build import LABEL
+from ci.provision.engine import LOST, answering, explain
 from ci.provision.owner import is_orphan, owner
 from ci.provision.process import GRACE_S
 
@@ -105,9 +106,9 @@ class RunningContainer:
             self._log = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
             self._log.start()
         except BaseException as error:  # an interrupt too: a container that was created or started must not stay
-            with contextlib.suppress(DockerException):
+            with contextlib.suppress(*LOST):
                 remove(client, self._name)
-            if isinstance(error, (DockerException, OSError)):
+            if isinstance(error, (*LOST, OSError)):
                 raise EnvironmentUnavailable(f"the container cannot be started: {explain(error)}") from error
             raise
 
@@ -147,19 +148,18 @@ class RunningContainer:
     def _follow(self) -> None:
         """Copy the container's output to the log until it ends."""
         # A lost engine ends the log early and shows in poll(); a full disk shows in the evidence.
-        with contextlib.suppress(DockerException, OSError), self._log_path.open("wb", buffering=0) as log:
+        with contextlib.suppress(*LOST, OSError), self._log_path.open("wb", buffering=0) as log:
             for chunk in self._container.logs(stream=True, follow=True):
                 log.write(chunk)
 
     def poll(self) -> int | None:
         if self._code is None:
-            try:
-                self._container.reload()
-            except NotFound:
-                self._code = KILLED
-                return self._code
-            except (DockerException, OSError) as error:
-                raise EnvironmentUnavailable(f"the Docker engine no longer answers: {explain(error)}") from error
+            with answering():
+                try:
+                    self._container.reload()
+                except NotFound:
+                    self._code = KILLED
+                    return self._code
             if self._container.status in ("exited", "dead"):
                 if self._log is not None:
                     self._log.join(GRACE_S)
@@ -176,7 +176,7 @@ class RunningContainer:
 
     def terminate(self) -> None:
         try:
-            with contextlib.suppress(DockerException, EnvironmentUnavailable):
+            with contextlib.suppress(*LOST, EnvironmentUnavailable):
                 if self.poll() is None:
                     self._container.kill("SIGINT")
                     self.wait(GRACE_S)
@@ -191,12 +191,7 @@ def _quietly(action: Callable[[], object]) -> None:
     for attempt in range(3):
         try:
             action()
-        except (DockerException, OSError):
+        except LOST:
             time.sleep(attempt + 1)
         else:
             return
-
-
-def explain(error: Exception) -> str:
-    """The engine's own words, without the address of the request."""
-    return str(getattr(error, "explanation", None) or error)

@@ -5,15 +5,18 @@ Asked, never guessed from a path: a host can have a client without a builder bes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import docker
 from docker.errors import DockerException
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from ci.errors import EnvironmentUnavailable
 
@@ -22,6 +25,8 @@ NO_BUILDER = (
     "no docker client here can build with BuildKit; install docker-buildx (or docker.io of Debian 12), or use "
     "--runtime venv"
 )
+LOST = (DockerException, RequestException, HTTPError)
+"""What the Docker SDK raises: its own where the engine answers, those of the libraries below where it is gone."""
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 
@@ -86,19 +91,33 @@ def endpoint() -> str:
     return DEFAULT_SOCKET
 
 
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Turn whatever an engine that stops or hangs makes of a call into one message with exit code 3."""
+    try:
+        yield
+    except LOST as error:
+        raise EnvironmentUnavailable(f"the Docker engine no longer answers: {explain(error)}") from error
+
+
+def explain(error: Exception) -> str:
+    """The engine's own words, without the address of the request."""
+    return str(getattr(error, "explanation", None) or error)
+
+
 def connect() -> docker.DockerClient:
     """A client of the engine that answers here; otherwise one message with the reason and what to do."""
     where = endpoint()
     try:
         client = docker.DockerClient(base_url=where, version="auto", timeout=ANSWER_S)
         client.ping()
-    except DockerException as error:
+    except LOST as error:
         raise EnvironmentUnavailable(_reason(where, error)) from error
     client.api.timeout = 60
     return client
 
 
-def _reason(where: str, error: DockerException) -> str:
+def _reason(where: str, error: Exception) -> str:
     text = str(error)
     socket = Path(where.removeprefix("unix://"))
     if "PermissionError" in text or "Permission denied" in text:

@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-from docker.errors import DockerException, ImageNotFound, NotFound
+from docker.errors import ImageNotFound, NotFound
 from docker.models.images import Image
 
 from ci.errors import EnvironmentUnavailable
 from ci.provision import cache, locks, process, replace
 from ci.provision.build import LABEL, Order, build
 from ci.provision.container import OWNER, Orders, RunningContainer, hand_over, new_name, plain_user, remove
-from ci.provision.container import explain as engine_says
+from ci.provision.engine import LOST, answering
+from ci.provision.engine import explain as engine_says
 from ci.provision.owner import owner
 from ci.provision.runtime import (
     COMMON_ENVIRONMENT,
@@ -76,10 +77,15 @@ class DockerRuntime:
         return "docker"
 
     def describe(self) -> str:
-        version = self._client.version()
+        with answering():
+            version = self._client.version()
         return f"Docker engine {version.get('Version', '?')} on {version.get('Os', '?')}/{version.get('Arch', '?')}"
 
     def provision(self, recipe: Recipe, overrides: Sequence[Override] = ()) -> Environment:
+        with answering():
+            return self._provision(recipe, overrides)
+
+    def _provision(self, recipe: Recipe, overrides: Sequence[Override]) -> Environment:
         started = time.monotonic()
         lock = locks.read(recipe)
         base = self._base(recipe)
@@ -145,7 +151,7 @@ class DockerRuntime:
             return self._client.images.get(reference)
         except ImageNotFound:
             return None
-        except DockerException as error:
+        except LOST as error:
             raise EnvironmentUnavailable(f"the Docker engine does not answer: {engine_says(error)}") from error
 
     def _base(self, recipe: Recipe) -> Image:
@@ -155,7 +161,7 @@ class DockerRuntime:
         self._say(f"pulling {recipe.base_image}")
         try:
             return self._client.images.pull(recipe.base_image)
-        except DockerException as error:
+        except LOST as error:
             raise EnvironmentUnavailable(
                 f"the base image {recipe.base_image} is neither here nor can it be pulled ({engine_says(error)}); "
                 "nox -s base-image makes one without a registry, --runtime venv needs none"
@@ -182,7 +188,7 @@ class DockerRuntime:
         try:
             text = read_out(self._client, image, (PACKAGES, CONFLICTS))
             facts = Facts(json.loads(text[PACKAGES])["packages"], tuple(text.get(CONFLICTS, "").splitlines()))
-        except (DockerException, KeyError, ValueError) as error:
+        except (*LOST, KeyError, ValueError) as error:
             raise EnvironmentUnavailable(f"image {tag} cannot be looked into: {engine_says(error)}") from error
         fresh = known.with_suffix(f".{os.getpid()}")
         try:

@@ -29,11 +29,23 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = Path(__file__).parent / "ranks"
 MARK = "FAULT_TEST"
 FAULTS = (
-    *("well", "children", "early", "full-disk", "hang-c", "hang-python", "killed", "memory", "segfault", "slow"),
-    *("wait", "after"),
+    *(
+        "well",
+        "children",
+        "early",
+        "full-disk",
+        "hang-c",
+        "hang-python",
+        "killed",
+        "segfault",
+        "slow",
+        "wait",
+        "memory",
+    ),
+    "after",
 )
 """Values of the case key that names the fault, in the order in which they run: `well` before any, `after` last."""
-CASE_LIMIT_S = 3
+CASE_LIMIT_S = 4
 MATRIX = """\
 schema: 1
 package_indexes: {{}}
