@@ -20,7 +20,7 @@ DeepSpeed's 1-bit optimizers prepare themselves in it; both are kept. Afterwards
 FP16_Optimizer (with FusedAdam) takes such a step as well; it is not corrected here.
 
 Proof: tests/stack/test_corrections_zero.py and, under `--corrections both`, the cells of the ledger entries
-unfused-dummy-step, unfused-dummy-step-decay and unfused-dummy-step-fp16.
+unfused-dummy-step, unfused-dummy-step-decay, unfused-dummy-step-decay-fp16 and unfused-dummy-step-fp16.
 """
 
 from __future__ import annotations
