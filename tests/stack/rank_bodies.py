@@ -27,6 +27,17 @@ def reduce_sum(context: RankContext) -> None:
     (context.workdir / f"sum{context.rank}").write_text(str(value.item()))
 
 
+def hang_in_a_collective(context: RankContext) -> None:
+    """Both ranks reduce once; then rank 0 reduces again, and rank 1 does something else."""
+    reduce_sum(context)
+    if context.rank == 0:
+        import deepspeed
+
+        deepspeed.comm.all_reduce(torch.ones(4))
+    else:
+        _hung_here()
+
+
 def environment(context: RankContext) -> None:
     """Write what the rank was told and in which process group it is."""
     told = [os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["FROM_THE_CALL"]]

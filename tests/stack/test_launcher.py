@@ -60,6 +60,16 @@ def test_a_hang_ends_at_its_limit_with_the_stack_and_without_children(run: Run, 
     assert not _alive(int(child_file.read_text()))
 
 
+def test_a_rank_that_waits_in_a_collective_shows_where(run: Run) -> None:
+    began = time.monotonic()
+    outcome = run(rank_bodies.hang_in_a_collective, 12)
+    assert time.monotonic() - began < 30
+    assert outcome.problem is not None and "rank 0, 1 still running after the time limit of 12 s" in outcome.problem
+    assert "in all_reduce" in (outcome.ranks[0].stack or "")
+    assert "in _hung_here" in (outcome.ranks[1].stack or "")
+    assert outcome.ranks[0].exit_code == outcome.ranks[1].exit_code == -9
+
+
 def _alive(pid: int) -> bool:
     for _ in range(50):
         try:
