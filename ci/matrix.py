@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 
 from ci.contradictions import contradictions
 from ci.entries import (
@@ -85,6 +86,8 @@ __all__ = [
 MATRIX_FILE = Path("matrix.yaml")
 """Where the program looks, from the repository's root."""
 
+_SHALLOW = "a few levels of entries, as in the file that comes with this project"
+
 Path_ = tuple[str | int, ...]
 
 
@@ -92,15 +95,27 @@ def load(path: Path = MATRIX_FILE) -> Matrix:
     """Read, validate and cross-check the file; raises MatrixError for the first mistake."""
     text = _text(path)
     lines: dict[Path_, int] = {(): 1}
+    reader = YAML(typ="rt", pure=True)
     try:
-        tree = YAML(typ="rt", pure=True).load(text)
+        tree = reader.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else None
         raise MatrixError(path, line, f"{error.problem or error.context}", "YAML that can be read") from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise MatrixError(
+            path, line, f"the character #x{error.character:04x}", "text without control characters"
+        ) from error
     except YAMLError as error:
         raise MatrixError(path, None, str(error), "YAML that can be read") from error
-    data = _plain(tree, (), lines)
+    except RecursionError as error:
+        raise MatrixError(path, reader.reader.line + 1, "brackets in brackets without an end", _SHALLOW) from error
+    try:
+        data = _plain(tree, (), lines)
+    except RecursionError as error:
+        line = lines[next(reversed(lines))]
+        raise MatrixError(path, line, "an entry that contains itself", _SHALLOW) from error
     try:
         matrix = Matrix.model_validate(data)
     except ValidationError as error:
@@ -120,7 +135,10 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise MatrixError(path, None, "no such file", "matrix.yaml; start from the repository's root") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise MatrixError(path, line, str(error), "a readable UTF-8 file") from error
+    except OSError as error:
         raise MatrixError(path, None, str(error), "a readable UTF-8 file") from error
 
 
