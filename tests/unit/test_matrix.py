@@ -168,8 +168,8 @@ def test_every_key_with_a_default_leaves_a_case_without_a_name(tmp_path: Path) -
         (b"- 1", "[1]"),
         (b"a: b", "`a`"),
         (b"schema: 1", "nothing"),
-        (b"a: &a [*a]", "an entry that contains itself"),
-        (b"[" * 400, "brackets in brackets without an end"),
+        (b"&a {b: *a}", "an entry that contains itself"),
+        (b"[" * 1000, "brackets in brackets without an end"),
         (b"a: \x00", "the character #x0000"),
     ],
 )

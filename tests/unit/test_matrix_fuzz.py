@@ -152,7 +152,7 @@ def edited(draw: st.DrawFn) -> str:
 @example("&a {b: *a}\n")
 @example("? [1]\n: 2\n")
 @example("schema: 1\n---\nschema: 1\n")
-@example("[" * 400)
+@example("[" * 1000)
 @example("schema: 2026-01-01\n")
 @example("schema: !!python/object:os.system x\n")
 def test_text_that_was_edited_badly(text: str) -> None:
