@@ -36,14 +36,19 @@ class Prediction:
 
 
 def relative(value: float | None, expected: float) -> float:
-    """|value - expected| / expected, inf where the library reported None, nan where a number is nan."""
+    """|value - expected| / |expected|, inf where the library reported None, nan where a number is nan."""
     if value is None:
         return math.inf
     if value == expected:
         return 0.0
     if not math.isfinite(value) or not math.isfinite(expected):
         return math.nan if math.isnan(value) or math.isnan(expected) else math.inf
-    return abs(value - expected) / expected if expected else math.inf
+    return abs(value - expected) / abs(expected) if expected else math.inf
+
+
+def _root(squares: float) -> float:
+    """The norm that a sum of squares is of; nan where it is none, so that whatever is compared with it fails."""
+    return math.sqrt(squares) if squares >= 0 else math.nan
 
 
 def _within(error: float, tolerance: float) -> bool:
@@ -71,11 +76,12 @@ def gradient_error(gradient: dict[str, Gram], factor: float) -> float:
     """
     if not gradient:
         return math.nan
-    whole = math.sqrt(sum(gram.rr for gram in gradient.values())) / math.sqrt(len(gradient))
+    whole = _root(sum(gram.rr for gram in gradient.values())) / math.sqrt(len(gradient))
     errors = []
     for gram in gradient.values():
-        difference = math.sqrt(max(0.0, gram.gg - 2 * factor * gram.gr + factor * factor * gram.rr))
-        size = abs(factor) * max(math.sqrt(gram.rr), whole)
+        squares = gram.gg - 2 * factor * gram.gr + factor * factor * gram.rr
+        difference = 0.0 if squares < 0 else _root(squares)  # below zero by rounding; nan stays nan
+        size = abs(factor) * worst((_root(gram.rr), whole))
         errors.append(difference / size if size else (math.inf if difference else 0.0))
     return worst(errors)
 
@@ -254,7 +260,7 @@ def predict(name: Name, effects: Sequence[Effect], step: Step, tolerance: float)
     if name == "gradient_used":
         if not alternative.gradient or step.grad_norm_used is None:
             return Prediction(False, None)
-        value = factor * math.sqrt(sum(gram.rr for gram in alternative.gradient.values()))
+        value = factor * _root(sum(gram.rr for gram in alternative.gradient.values()))
         error = worst((gradient_error(alternative.gradient, factor), relative(step.grad_norm_used, value)))
         return Prediction(_within(error, tolerance), value)
     if factor != 1.0:

@@ -142,7 +142,10 @@ class Reading:
 
 def parse_line(line: str, source: str) -> Evidence:
     """One line; `source` ("FILE:LINE") opens every message. ValueError when the line is not whole JSON."""
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("brackets in brackets without an end") from error
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
     found = data.get("schema", SCHEMA)

@@ -22,7 +22,7 @@ from docker.types import Mount
 
 from ci.errors import EnvironmentUnavailable
 from ci.provision.build import LABEL
-from ci.provision.engine import LOST, answering, explain
+from ci.provision.engine import ANSWER_S, LOST, answering, explain
 from ci.provision.owner import is_orphan, owner
 from ci.provision.process import GRACE_S
 
@@ -98,6 +98,7 @@ class RunningContainer:
         self._log_path = orders.log_path
         self._name = new_name()
         self._code: int | None = None
+        self._lost = False
         self._log: threading.Thread | None = None
         try:
             sweep(client)
@@ -154,12 +155,15 @@ class RunningContainer:
 
     def poll(self) -> int | None:
         if self._code is None:
-            with answering():
-                try:
+            try:
+                with answering():
                     self._container.reload()
-                except NotFound:
+            except EnvironmentUnavailable as error:
+                if isinstance(error.__cause__, NotFound):
                     self._code = KILLED
                     return self._code
+                self._lost = True
+                raise
             if self._container.status in ("exited", "dead"):
                 if self._log is not None:
                     self._log.join(GRACE_S)
@@ -177,18 +181,21 @@ class RunningContainer:
     def terminate(self) -> None:
         try:
             with contextlib.suppress(*LOST, EnvironmentUnavailable):
-                if self.poll() is None:
+                if not self._lost and self.poll() is None:
                     self._container.kill("SIGINT")
                     self.wait(GRACE_S)
         finally:
-            _quietly(lambda: remove(self._client, self._name))
+            if self._lost:
+                # Who did not answer within a minute is asked once more, briefly; the next run removes what stays.
+                self._client.api.timeout = ANSWER_S
+            _quietly(lambda: remove(self._client, self._name), attempts=1 if self._lost else 3)
             if self._log is not None:
                 self._log.join(GRACE_S)
 
 
-def _quietly(action: Callable[[], object]) -> None:
+def _quietly(action: Callable[[], object], attempts: int) -> None:
     """Try a removal a few times: an engine that is busy answers late."""
-    for attempt in range(3):
+    for attempt in range(attempts):
         try:
             action()
         except LOST:

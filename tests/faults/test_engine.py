@@ -90,7 +90,7 @@ def test_an_engine_that_no_longer_answers(contained: Project, own_engine: OwnEng
     with contained.started("well", "wait", "after") as started:
         started.wait_until(lambda: started.begun("wait"))
         own_engine.process.send_signal(signal.SIGSTOP)
-        ended = started.end(360)
+        ended = started.end(150)
     own_engine.process.send_signal(signal.SIGCONT)
     assert ended.code == 3 and "the Docker engine no longer answers" in ended.said, ended.said
     assert "Traceback" not in ended.said

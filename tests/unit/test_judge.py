@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.checks import predict
-from ci.evidence import Evidence, Reading
+from ci.checks import gradient_error, predict, relative
+from ci.evidence import Evidence, Gram, Reading
 from ci.judge import judge_cell, judge_run
 from ci.matrix import Defect
 from ci.runrecord import CellRecord, Check, SavedPlan, Verdict
@@ -477,3 +477,15 @@ def test_a_run_is_judged_in_the_plans_order_with_installed_versions_and_the_entr
         plan.model_copy(update={"unchecked": ("made-up",)}), Reading({CELL.id: unplanned}), synthetic.matrix([NORM])
     )
     assert free.cells[0].verdict is Verdict.KNOWN_DEFECT
+
+
+@pytest.mark.parametrize(
+    ("gram", "says"),
+    [((math.nan, math.nan, 1.0), "a gradient that is nan"), ((1.0, 1.0, -1.0), "squares below zero")],
+)
+def test_numbers_that_are_no_squares_never_fit_a_prediction(gram: tuple[float, float, float], says: str) -> None:
+    assert math.isnan(gradient_error({"weight": Gram(gg=gram[0], gr=gram[1], rr=gram[2])}, 1.0)), says
+
+
+def test_a_reference_below_zero_hides_no_error() -> None:
+    assert relative(5.0, -1.0) == 6.0
