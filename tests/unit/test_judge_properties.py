@@ -40,7 +40,7 @@ FIXED = {"update": 1e-6}
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What can be true of a cell. shows: defects in the numbers. claims: what is in the ledger. moved: a wrong check."""
+    """What can be true of a cell. shows: defects in the numbers. claims: what is in the ledger. moved: a check."""
 
     gated: bool
     problem: bool
