@@ -87,7 +87,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.OK
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno not in NOT_OURS:
             raise
         print(f"cannot write {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
         code = ExitCode.UNAVAILABLE

@@ -57,6 +57,8 @@ def main(
         console.print(text, markup=False, soft_wrap=True)
 
     matrix = load()
+    if LANE not in matrix.lanes:
+        raise UsageError(f"matrix.yaml has no lane {LANE}, whose cases a survey runs; {choices(LANE, matrix.lanes)}")
     surveyed = {name: matrix.jobs[name] for name in matrix.lanes[LANE].cases}
     jobs = survey.touching(package, surveyed)
     if not jobs:

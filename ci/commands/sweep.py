@@ -41,6 +41,8 @@ def main(
         console.print(text, markup=False, soft_wrap=True)
 
     matrix = load()
+    if JOB not in matrix.jobs:
+        raise UsageError(f"matrix.yaml has no job {JOB}, which a sweep draws from; {choices(JOB, matrix.jobs)}")
     if stack not in matrix.stacks:
         raise UsageError(f"unknown stack {stack!r}; {choices(stack, matrix.stacks)}")
     given = [_case(matrix, words) for words in case or ()]

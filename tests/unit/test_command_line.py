@@ -110,6 +110,7 @@ def test_a_mistake_in_the_matrix_names_file_and_line(ci: Call, tmp_path: Path, m
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device", "results/run.json"), 3, "cannot write results/run.json"),
+        (OSError(errno.ENOTDIR, "Not a directory", "matrix.yaml/x"), 3, "cannot write matrix.yaml/x: Not a directory"),
     ],
 )
 def test_what_ends_a_command_from_outside(
