@@ -24,6 +24,13 @@ RESERVED = ("audit", "mutants")
 """Commands that have a name and no code yet."""
 
 
+NOT_OURS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+"""What is wrong with a disk, or with a path that the user gave; any other OSError is a mistake of this program."""
+
+
 def commands() -> dict[str, str]:
     """Every command there is, with its module."""
     found = (module.name for module in pkgutil.iter_modules(ci.commands.__path__))
