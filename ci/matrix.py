@@ -87,6 +87,7 @@ MATRIX_FILE = Path("matrix.yaml")
 """Where the program looks, from the repository's root."""
 
 _SHALLOW = "a few levels of entries, as in the file that comes with this project"
+_PLAIN = "words, numbers, lists and mappings without tags"
 
 Path_ = tuple[str | int, ...]
 
@@ -111,6 +112,8 @@ def load(path: Path = MATRIX_FILE) -> Matrix:
         raise MatrixError(path, None, str(error), "YAML that can be read") from error
     except RecursionError as error:
         raise MatrixError(path, reader.reader.line + 1, "brackets in brackets without an end", _SHALLOW) from error
+    except Exception as error:  # reason: on odd tags the reader raises whatever its code runs into
+        raise MatrixError(path, _stumbled(error), f"what no reader can make sense of ({error})", _PLAIN) from error
     try:
         data = _plain(tree, (), lines)
     except RecursionError as error:
@@ -140,6 +143,16 @@ def _text(path: Path) -> str:
         raise MatrixError(path, line, str(error), "a readable UTF-8 file") from error
     except OSError as error:
         raise MatrixError(path, None, str(error), "a readable UTF-8 file") from error
+
+
+def _stumbled(error: Exception) -> int:
+    """The line of the entry that the reader was at when it raised an error without a place."""
+    line, trace = 1, error.__traceback__
+    while trace is not None:
+        mark = getattr(trace.tb_frame.f_locals.get("node"), "start_mark", None)
+        line = line if mark is None else mark.line + 1
+        trace = trace.tb_next
+    return line
 
 
 def _plain(node: Any, path: Path_, lines: dict[Path_, int]) -> Any:

@@ -25,7 +25,7 @@ CELL = synthetic.cell(zero_stage=0, dtype="bf16", gradient_accumulation_steps=4)
 OTHER = synthetic.cell("zero3-custom-adapter", zero_stage=3, dtype="fp32")
 ABOUT: dict[str, Any] = {"title": "x", "upstream": (), "advice": "x", "where": {}, "affects": {"deepspeed": ">=0.1"}}
 LEDGER = (
-    Defect(id="norm", symptom={"reported_norm": {"times": "loss_scale"}}, **ABOUT),
+    Defect(id="norm", symptom=Symptom(reported_norm=Effect(times="loss_scale")), **ABOUT),
     Defect(
         id="raise", symptom={"gradient_used": {"times": "scale_before/scale_after"}, "steps": "scale_raise"}, **ABOUT
     ),
@@ -36,7 +36,7 @@ LINES = [
     jobs.to_json(synthetic.recorded(OTHER, "0.17.6")),
 ]
 DATA = json.loads(LINES[0])
-KEYS = tuple({str(place[-1]) for place in places(DATA)} | {"exception", "message", "where", "problem", "x"})
+KEYS = tuple(sorted({str(place[-1]) for place in places(DATA)} | {"exception", "message", "where", "problem", "x"}))
 PLAN = SavedPlan(
     command="x",
     backend="cpu",

@@ -170,6 +170,7 @@ def test_every_key_with_a_default_leaves_a_case_without_a_name(tmp_path: Path) -
         (b"schema: 1", "nothing"),
         (b"&a {b: *a}", "an entry that contains itself"),
         (b"[" * 1000, "brackets in brackets without an end"),
+        (b"a: !!set b", "what no reader can make sense of"),
         (b"a: \x00", "the character #x0000"),
     ],
 )

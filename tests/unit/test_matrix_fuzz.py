@@ -64,7 +64,7 @@ defects:
 """Every section and nearly every field, small enough to be read thousands of times."""
 
 DATA = YAML(typ="safe", pure=True).load(SMALL)
-KEYS = tuple({str(place[-1]) for place in places(DATA)} | {"gpu", "current", "<<", "=", "a b", "job", "fp32"})
+KEYS = tuple(sorted({str(place[-1]) for place in places(DATA)} | {"gpu", "current", "<<", "=", "a b", "job", "fp32"}))
 
 
 def yaml_text(data: Any) -> str:
