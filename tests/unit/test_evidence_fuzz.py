@@ -14,7 +14,7 @@ from ci import evidence
 from ci.errors import UsageError
 from ci.evidence import Reading
 from ci.judge import judge_run
-from ci.matrix import Defect
+from ci.matrix import Defect, Effect, Symptom
 from ci.runrecord import RunRecord, SavedPlan
 from tests.jobs import evidence as jobs
 from tests.unit import synthetic
@@ -24,12 +24,11 @@ from tests.unit.synthetic import Faults
 CELL = synthetic.cell(zero_stage=0, dtype="bf16", gradient_accumulation_steps=4)
 OTHER = synthetic.cell("zero3-custom-adapter", zero_stage=3, dtype="fp32")
 ABOUT: dict[str, Any] = {"title": "x", "upstream": (), "advice": "x", "where": {}, "affects": {"deepspeed": ">=0.1"}}
+SCALES = Effect(times="scale_before/scale_after")
 LEDGER = (
     Defect(id="norm", symptom=Symptom(reported_norm=Effect(times="loss_scale")), **ABOUT),
-    Defect(
-        id="raise", symptom={"gradient_used": {"times": "scale_before/scale_after"}, "steps": "scale_raise"}, **ABOUT
-    ),
-    Defect(id="stale", symptom={"update": {"equals": "previous_step"}, "steps": "from:2"}, **ABOUT),
+    Defect(id="raise", symptom=Symptom(gradient_used=SCALES, steps="scale_raise"), **ABOUT),
+    Defect(id="stale", symptom=Symptom(update=Effect(equals="previous_step"), steps="from:2"), **ABOUT),
 )
 LINES = [
     jobs.to_json(synthetic.recorded(CELL, "0.17.6", Faults(defects=LEDGER, clip=0.5, dynamic=True))),

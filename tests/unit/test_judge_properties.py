@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ci.evidence import Evidence, Reading
 from ci.judge import judge_cell, judge_run
-from ci.matrix import Defect
+from ci.matrix import Defect, Symptom
 from ci.runrecord import SavedPlan, Verdict
 from tests.unit import synthetic
 from tests.unit.fuzz import EXAMPLES
@@ -23,7 +23,8 @@ ABOUT: dict[str, Any] = {"title": "x", "upstream": (), "advice": "x", "affects":
 
 
 def entry(id_: str, symptom: Mapping[str, Any], correction: str | None = None) -> Defect:
-    return Defect(id=id_, symptom=symptom, correction=correction, where={"zero_stage": 0}, **ABOUT)
+    where = {"zero_stage": 0}
+    return Defect(id=id_, symptom=Symptom.model_validate(symptom), correction=correction, where=where, **ABOUT)
 
 
 LEDGER = (
