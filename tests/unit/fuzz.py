@@ -75,7 +75,7 @@ def changed(draw: st.DrawFn, original: Any, keys: tuple[str, ...]) -> Any:
             break
         how = draw(st.sampled_from(("replace", "replace", "remove", "rename", "swap", "again")))
         if how == "replace":
-            parent[last] = draw(odd)
+            parent[last] = copy.deepcopy(draw(odd))  # a later change must not reach the list above
         elif how == "remove":
             del parent[last]
         elif how == "rename" and isinstance(parent, dict):
