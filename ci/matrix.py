@@ -155,15 +155,21 @@ def _stumbled(error: Exception) -> int:
     return line
 
 
+def _line_of(node: CommentedMap | CommentedSeq, key: Any) -> int:
+    """The line of one item; of the whole where the reader notes none (a tag, a key merged from elsewhere)."""
+    place = (node.lc.data or {}).get(key)
+    return int(node.lc.line if place is None else place[0]) + 1
+
+
 def _plain(node: Any, path: Path_, lines: dict[Path_, int]) -> Any:
     """The plain data of a parsed tree; the line of every entry goes into `lines`."""
     if isinstance(node, CommentedMap):
         for key in node:
-            lines[(*path, key)] = node.lc.data[key][0] + 1
+            lines[(*path, key)] = _line_of(node, key)
         return {key: _plain(value, (*path, key), lines) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
         for index in range(len(node)):
-            lines[(*path, index)] = node.lc.data[index][0] + 1
+            lines[(*path, index)] = _line_of(node, index)
         return [_plain(value, (*path, index), lines) for index, value in enumerate(node)]
     if isinstance(node, bool) or node is None:
         return node

@@ -149,6 +149,8 @@ def edited(draw: st.DrawFn) -> str:
 @given(edited())
 @example(SMALL.replace("reason: x", "reason: \x00", 1))
 @example("a: &a [*a]\n")
+@example("a: !!python/object:os.system [x]\n")
+@example("a: &a {b: 1}\nc: {<<: *a, d: 2}\n")
 @example("&a {b: *a}\n")
 @example("? [1]\n: 2\n")
 @example("schema: 1\n---\nschema: 1\n")
