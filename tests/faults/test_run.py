@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ci.runfolder import LATEST, LOCK, is_running
-from tests.faults.project import Project, evidence_of, marked
+from tests.faults.project import Project, evidence_of, lay_out, marked
+from tests.unit.wheelhouse import BESIDES, make_stack, make_wheel
 
 LIMIT_S = 60
 MB = 1 << 20
@@ -170,3 +171,17 @@ def test_an_interrupt_at_a_random_moment(project: Project, number: int) -> None:
             assert ended.code == 130 and cell.reason == f"interrupted by {which.name}", told
     if ended.code == 0:
         assert set(ended.verdicts.values()) == {"ok"}, told
+
+
+def test_a_wheel_with_a_wrong_hash(tmp_path: Path) -> None:
+    """The lock was made from another file of the same name: nothing is installed, and nothing half made is found."""
+    root, wheels = tmp_path / "project", tmp_path / "wheels"
+    lay_out(root, "here", BESIDES["pytest"])
+    make_stack(root, wheels, {}, "here")
+    make_wheel(wheels, "ninja", BESIDES["ninja"], requires=("something-else",))
+    env = {"UV_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1"}
+    ended = Project(root, ("--runtime", "venv"), env).run("well", limit_s=LIMIT_S)
+    assert ended.code == 3 and "Traceback" not in ended.said
+    assert "stack here cannot be installed: a download does not have the hash" in ended.said, ended.said
+    assert ended.verdicts == {"well": "error"}
+    assert [path.name for path in (root / ".cache" / "venvs").iterdir() if not path.name.endswith(".lock")] == []
