@@ -53,7 +53,7 @@ backends:
   cpu: {{accelerator: cpu, communication: gloo, start_method: forkserver, dockerfile: docker/cpu.Dockerfile,
         base_image: "debian:bookworm-slim"}}
 stacks:
-  {stack}: {{backend: cpu, about: no torch, python: "3.11", lock: docker/locks/{stack}.txt, pins: {{pytest: "{pytest}"}}}}
+  {stack}: {{backend: cpu, about: x, python: "3.11", lock: docker/locks/{stack}.txt, pins: {{pytest: "{pytest}"}}}}
 lanes:
   pull-request: {{stacks: [{stack}], cases: {{rank-faults: [{{user_code: [{faults}]}}]}}}}
 jobs:
