@@ -63,7 +63,9 @@ class OwnEngine:
 
     def start(self, timeout: float = 60.0) -> docker.DockerClient:
         """Start it and wait for its answer."""
-        command = ["dockerd", "--host", self.host, "--bridge", "none", "--iptables=false", "--ip-masq=false"]
+        # In a network of its own: a dockerd without a bridge removes docker0, which is the usual engine's.
+        command = ["unshare", "--net", "dockerd", "--host", self.host]
+        command += ["--bridge", "none", "--iptables=false", "--ip-masq=false"]
         command += ["--data-root", str(self.folder / "data"), "--exec-root", str(self.folder / "exec")]
         command += ["--pidfile", str(self.folder / "pid"), *self.options]
         with (self.folder / "log").open("ab") as log:
@@ -130,11 +132,12 @@ class OwnEngine:
 @pytest.fixture(scope="session")
 def own_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
     """An engine with a socket and data root of its own."""
-    if os.getuid() or shutil.which("dockerd") is None:
+    if os.getuid() or shutil.which("dockerd") is None or shutil.which("unshare") is None:
         cannot("only root, with dockerd, can start a second engine")
     # The address of a socket has room for about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="e-"))
     own = OwnEngine(folder)
+    bridged = Path("/sys/class/net/docker0").exists()
     try:
         try:
             own.start()
@@ -149,6 +152,7 @@ def own_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
             client.close()
         shutil.rmtree(folder, ignore_errors=True)
         assert own.left() == [] and not folder.exists()
+        assert Path("/sys/class/net/docker0").exists() == bridged, "the usual engine was harmed"
 
 
 @pytest.fixture(scope="session")
