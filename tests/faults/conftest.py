@@ -42,6 +42,14 @@ def cannot(reason: str) -> None:
     pytest.skip(reason)
 
 
+def comm(pid: int) -> str:
+    """The short name of a process; '' where it is gone or nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() if Path(f"/proc/{pid}/exe").readlink() else ""
+    except OSError:
+        return ""
+
+
 @dataclass
 class OwnEngine:
     """A second dockerd, which may be stopped, frozen and started again without harm to anybody."""
@@ -56,10 +64,19 @@ class OwnEngine:
         return f"unix://{self.folder / 'docker.sock'}"
 
     def kill(self) -> None:
-        """As the kernel does; its containers go on."""
+        """As the kernel does; its containers go on, its containerd does not, or the next start waits for that one."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+        deadline = time.monotonic() + 30
+        while servers := [pid for pid in self.left() if comm(pid) == "containerd"]:
+            assert time.monotonic() < deadline, "its containerd does not end"
+            for pid in servers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        # Where nobody waits for orphans it stays a zombie, which the next dockerd would take for a living one.
+        (self.folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
 
     def start(self, timeout: float = 60.0) -> docker.DockerClient:
         """Start it and wait for its answer."""
