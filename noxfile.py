@@ -160,6 +160,13 @@ def sweep(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Plant faults into the training stack and see whether the checks notice."""
+    install(session, HOST)
+    ci(session, "mutants", *session.posargs)
+
+
+@nox.session(default=False)
 def watch(session: nox.Session) -> None:
     """Are there newer releases than the pins, do they train correctly, and what changes in matrix.yaml?"""
     install(session, HOST)

@@ -20,7 +20,7 @@ from ci.interrupts import SIGNALS, Interrupts
 
 NOT_COMMANDS = ("options",)
 
-RESERVED = ("audit", "mutants")
+RESERVED = ("audit",)
 """Commands that have a name and no code yet."""
 
 

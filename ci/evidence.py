@@ -128,6 +128,7 @@ class Evidence(Record):
     training_s: Number | None = None
     peak_memory_mb: Number | None = None
     notes: tuple[str, ...] = ()
+    mutant: str | None = None
     # "schema" is the field's name in the file; BaseModel has an old method of that name, hence the alias.
     schema_: int = Field(default=SCHEMA, alias="schema")
 

@@ -91,6 +91,7 @@ def payload(cell: Cell, order: Order, clip: float | None) -> dict[str, Any]:
         "adapter": cell.adapter,
         "ds_config": cell.ds_config,
         "corrections": list(corrections.asked(cell.corrections)),
+        "mutant": cell.mutant,
     }
 
 
@@ -161,6 +162,7 @@ def _filled(blank: ev.Evidence, result: Mapping[str, Any], ranks: Outcome) -> ev
         training_s=round(float(result["training_s"]), 4),
         peak_memory_mb=None if ranks.peak_memory_mb is None else round(ranks.peak_memory_mb, 1),
         notes=tuple(result["notes"]),
+        mutant=result["mutant"],
     )
 
 

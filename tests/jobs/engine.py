@@ -18,7 +18,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from tests.jobs import corrections, ds_config, loss_scaling, plain_optimizer, shims
+from tests.jobs import corrections, ds_config, loss_scaling, mutants, plain_optimizer, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder
 from tests.jobs.registry import user_files, workload_for
@@ -110,6 +110,7 @@ def train(context: RankContext) -> None:
     workload = workload_for(payload)
     recorder = Recorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
+    site = mutants.site(payload, context.rank)
     watch = Watch(user_files(payload))
     where = "setup"
     try:
@@ -126,7 +127,9 @@ def train(context: RankContext) -> None:
         )
         workload.after_initialize(engine)
         engine.train()
+        site.engine_made(engine)
         recorder.attach(engine)
+        site.listened()
         old_logprobs: dict[int, torch.Tensor] = {}
         iterations = int(case.get("num_iterations", 1))
         assert_engine(engine, case)
@@ -155,6 +158,7 @@ def train(context: RankContext) -> None:
     except Exception as error:  # noqa: BLE001  # reason: what training or user code raises is evidence, whatever it is
         traceback.print_exc()
         recorder.facts["exception"] = describe(error, where, context.rank, user_files(payload), watch)
+    recorder.facts.update(site.facts())
     recorder.save(context.record_path, device=device, shims=applied)
 
 

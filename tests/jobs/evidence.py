@@ -122,7 +122,8 @@ class Step:
     grad_norm_wanted: true * min(1, clip / (true + 1e-6)). grad_norm_used: what the inner optimizer was handed.
     gradient_error: the largest TensorError.gradient_error.
     update_error: max(0, |measured master - plain optimizer's master| - one ulp of the master), over the largest
-        update of the step (plain optimizer); dimensionless.
+        update of the step (plain optimizer); the same of each moment that the optimizer keeps, over that moment's
+        largest value; dimensionless.
     consistency: names of what is not exactly as it must be (16-bit weight unlike the cast master, frozen parameter
         moved, state changed by an overflow step, gradient of A not bitwise 0 with B = 0), empty when all is well.
     not_judged: {check: reason} for the checks this step declares not judged.
@@ -158,7 +159,8 @@ class Evidence:
     DeepSpeed chose. steps_expected: how many optimizer steps the case must have recorded unless an exception stopped
     it. problem: why the evidence is incomplete (crash of a process, hang, out of memory, wrong accelerator, pins
     differ), or None. log: path of the case's log, relative to the run's folder. training_s: time in the case's own
-    training steps; duration_s: everything. peak_memory_mb: largest resident size of any rank.
+    training steps; duration_s: everything. peak_memory_mb: largest resident size of any rank. mutant: the fault that
+    was planted on purpose and ran (`nox -s mutants`), None everywhere else.
     """
 
     cell: str
@@ -179,6 +181,7 @@ class Evidence:
     training_s: float | None = None
     peak_memory_mb: float | None = None
     notes: tuple[str, ...] = ()
+    mutant: str | None = None
     schema: int = SCHEMA
 
 

@@ -16,6 +16,7 @@ class Cell:
     """One case to run.
 
     case: every key of the job resolved. adapter: "FILE.py:Class" or None. ds_config: a user's own, parsed, or None.
+    mutant: the fault to plant, or None (see tests/jobs/mutants).
     """
 
     id: str
@@ -27,6 +28,7 @@ class Cell:
     corrections: tuple[str, ...]
     adapter: str | None
     ds_config: Mapping[str, Any] | None
+    mutant: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ def read(path: Path) -> Order:
             corrections=tuple(cell.get("corrections", ())),
             adapter=cell.get("adapter"),
             ds_config=cell.get("ds_config"),
+            mutant=cell.get("mutant"),
         )
         for cell in data["cells"]
     )

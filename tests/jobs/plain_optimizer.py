@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""Per-element state of the optimizers in use; the step count is taken from the case, never from the engine."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
@@ -23,6 +26,14 @@ class OptimizerSettings:
     eps: float = 1e-8
     weight_decay: float = 0.0
     momentum: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+    """What one plain step leaves: the master and, by name, the moments; fp32, shapes as given."""
+
+    master: torch.Tensor
+    moments: Mapping[str, torch.Tensor]
 
 
 FP16_LR = 2.0**-6
@@ -61,15 +72,15 @@ def stepped(
     moments: Mapping[str, torch.Tensor],
     steps_before: int,
     config: OptimizerSettings,
-) -> torch.Tensor:
-    """The master after one plain step, fp32, same shape.
+) -> Stepped:
+    """The master and the moments after one plain step.
 
-    gradient None: the parameter is not touched. moments: "exp_avg" and "exp_avg_sq", or "momentum_buffer", before the
-    step; absent means 0.
+    gradient None: nothing is touched. moments: "exp_avg" and "exp_avg_sq", or "momentum_buffer", before the step;
+    absent means 0.
     steps_before: optimizer steps already taken. Source: torch.optim.SGD and torch.optim.AdamW themselves.
     """
     if gradient is None:
-        return master.clone()
+        return Stepped(master.clone(), {})
     parameter = torch.nn.Parameter(master.clone())
     parameter.grad = gradient.clone()
     optimizer = build([parameter], config)
@@ -83,4 +94,5 @@ def stepped(
         buffer = moments.get("momentum_buffer", torch.zeros_like(master))
         optimizer.state[parameter] = {"momentum_buffer": buffer.clone()}
     optimizer.step()
-    return parameter.detach()
+    state = optimizer.state[parameter]
+    return Stepped(parameter.detach(), {name: state[name] for name in MOMENTS if name in state})

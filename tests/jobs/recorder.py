@@ -17,12 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from tests.jobs import masters
+from tests.jobs.plain_optimizer import MOMENTS
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""Per-element state of the inner optimizers in use; the step count is taken from the case, never from the engine."""
 
 
 @dataclasses.dataclass

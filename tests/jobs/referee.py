@@ -61,6 +61,7 @@ def write_result(
         "shims": records[0].shims,
         "corrections": records[0].facts["corrections"],
         "exception": _first(exceptions),
+        "mutant": next((record.facts["mutant"] for record in records if "mutant" in record.facts), None),
         "notes": list(dict.fromkeys(note for record in records for note in record.facts.get("notes", []))),
     }
     (context.workdir / STEPS_FILE).write_text(json.dumps(result))

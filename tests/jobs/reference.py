@@ -198,14 +198,18 @@ def assembled(
 ) -> tuple[Tensors, set[str], list[str]]:
     """(full fp32 tensors by name, names of which some elements are missing, names on which ranks differ bitwise).
 
-    attribute: "master_before", "master_after", "used" or a moment's name; missing elements are 0.
+    attribute: "master_before", "master_after", "used", or with a moment's name behind a dot "moments" (as handed) or
+    "state_after"; missing elements are 0.
     """
+    field, _, moment = attribute.partition(".")
     full = {name: torch.zeros(math.prod(shape)) for name, shape in shapes.items()}
     seen = {name: torch.zeros(math.prod(shape), dtype=torch.bool) for name, shape in shapes.items()}
     differing = set()
     for record in records:
         for piece in record.pieces:
-            value = piece.moments.get(attribute) if attribute in _MOMENTS else getattr(piece, attribute)
+            value = getattr(piece, field)
+            if moment:
+                value = value.get(moment)
             if value is None:
                 continue
             span = slice(piece.start, piece.start + value.numel())
@@ -218,13 +222,28 @@ def assembled(
     return {name: value.view(shapes[name]) for name, value in full.items()}, missing, sorted(differing)
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-
-
 def steps(workload: Workload, ranks: Sequence[RankRecord], clip: float | None) -> Iterator[Step]:
     """Evidence of every optimizer step that all ranks recorded. clip: the clip value, None where unset."""
     with shims.plain_linear():
         yield from _Referee(workload, ranks, clip).steps()
+
+
+@dataclasses.dataclass(frozen=True)
+class _States:
+    """The optimizer's moments of one step, each by parameter name: as it was handed them and as it left them."""
+
+    before: Mapping[str, Tensors]
+    after: Mapping[str, Tensors]
+
+
+def _excess(measured: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest distance beyond one unit in the last place of what is expected."""
+    ulp = torch.nextafter(expected.abs(), torch.tensor(math.inf)) - expected.abs()
+    return float(((measured - expected).abs() - ulp).clamp(min=0).max())
+
+
+def _share(excess: float, largest: float) -> float:
+    return excess / largest if largest else (math.inf if excess else 0.0)
 
 
 class _Referee:
@@ -305,6 +324,8 @@ class _Referee:
             violations += self._scales(index, records)
         overflow = fp16 and any(t is not None and not bool(torch.isfinite(t).all()) for t in truth.mean.values())
         self.overflows.append(overflow)
+        violations += self._untrained(truth) if index == 0 else []
+        violations += self._state_lost(index, records)
         used, unhanded, differing = assembled(records, self.shapes, "used")
         violations += [f"{name}: ranks were handed different gradients" for name in differing]
         after, _, _ = assembled(records, self.shapes, "master_after")
@@ -331,7 +352,10 @@ class _Referee:
         true_norm = norm(truth.mean)
         wanted = scaled(truth.mean, clip_coefficient(true_norm, self.clip))
         errors = tensor_errors(used, wanted)
-        moments = {key: assembled(records, self.shapes, key)[0] for key in _MOMENTS}
+        moments = _States(
+            {key: assembled(records, self.shapes, f"moments.{key}")[0] for key in plain_optimizer.MOMENTS},
+            {key: assembled(records, self.shapes, f"state_after.{key}")[0] for key in plain_optimizer.MOMENTS},
+        )
         update_errors = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index))
         lora = self._lora(truth.mean, used)
         step = dataclasses.replace(
@@ -404,7 +428,8 @@ class _Referee:
             expected = seeded[name].view_as(master)
             for taken in range(steps_taken):
                 nothing = torch.zeros_like(expected)
-                expected = plain_optimizer.stepped(expected, nothing, {}, taken, self.workload.settings(name))
+                settings = self.workload.settings(name)
+                expected = plain_optimizer.stepped(expected, nothing, {}, taken, settings).master
             if not torch.equal(master, expected):
                 found.append(f"{name}: the initial master is not the seeded weight")
         return found
@@ -434,28 +459,50 @@ class _Referee:
         after: Tensors,
         used: Tensors,
         unhanded: set[str],
-        moments: Mapping[str, Tensors],
+        moments: _States,
         steps_before: int,
     ) -> dict[str, float]:
-        """By tensor: largest (|measured - plain| - one ulp of the master), over the step's largest plain update."""
+        """By tensor: largest (|measured - plain| - one ulp), over the step's largest plain update.
+
+        The same for each moment that the optimizer keeps, over the largest value of that moment.
+        """
+        filled = [name for name in before if before[name].numel()]
         expected = {
             name: plain_optimizer.stepped(
                 before[name],
                 None if name in unhanded else used[name],
-                {key: moments[key][name] for key in moments},
+                {key: moments.before[key][name] for key in moments.before},
                 steps_before,
                 self.workload.settings(name),
             )
-            for name in before
+            for name in filled
         }
-        filled = [name for name in before if before[name].numel()]
-        largest = worst(*(float((expected[name] - before[name]).abs().max()) for name in filled))
+        largest = worst(*(float((expected[name].master - before[name]).abs().max()) for name in filled))
         errors = dict.fromkeys(before, 0.0)
         for name in filled:
-            ulp = torch.nextafter(expected[name].abs(), torch.tensor(math.inf)) - expected[name].abs()
-            excess = float(((after[name] - expected[name]).abs() - ulp).clamp(min=0).max())
-            errors[name] = excess / largest if largest else (math.inf if excess else 0.0)
+            errors[name] = _share(_excess(after[name], expected[name].master), largest)
+        for key in plain_optimizer.MOMENTS:
+            kept = {name: expected[name].moments[key] for name in filled if key in expected[name].moments}
+            largest = worst(*(float(value.abs().max()) for value in kept.values()))
+            for name, value in kept.items():
+                errors[name] = worst(errors[name], _share(_excess(moments.after[key][name], value), largest))
         return errors
+
+    def _untrained(self, truth: Gradients) -> list[str]:
+        """Parameters that the workload trains and the engine was given no trainable one of."""
+        return [f"{name}: ought to be trained, and is not" for name in truth.mean if name not in self.shapes]
+
+    def _state_lost(self, index: int, records: Sequence[StepRecord]) -> list[str]:
+        """Moments handed to a step that are not, bitwise, what the step before left; none before the first."""
+        found = set()
+        for rank, record in zip(self.ranks, records, strict=True):
+            earlier = rank.steps[index - 1].pieces if index else [None] * len(record.pieces)
+            for before, piece in zip(earlier, record.pieces, strict=True):
+                for moment, value in piece.moments.items():
+                    left = None if before is None else before.state_after.get(moment)
+                    if not torch.equal(value, torch.zeros_like(value) if left is None else left):
+                        found.add(f"{piece.name}: {moment} is not what the step before left")
+        return sorted(found)
 
     def _alternatives(
         self,
@@ -463,7 +510,7 @@ class _Referee:
         used: Tensors,
         batches: Sequence[Sequence[MicroBatch]],
         model: torch.nn.Module,
-        update: tuple[Tensors, Tensors, set[str], Mapping[str, Tensors]],
+        update: tuple[Tensors, Tensors, set[str], _States],
         index: int,
         others: list[str],
     ) -> dict[str, Alternative]:

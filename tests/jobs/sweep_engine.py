@@ -15,7 +15,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from tests.jobs import corrections, engine, masters, shims
+from tests.jobs import corrections, engine, masters, mutants, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder, _recording, _weights
 from tests.jobs.reference import NOT_RESTORED
@@ -115,6 +115,7 @@ def train(context: RankContext) -> None:
     workload = EngineSweep(case, int(payload["seed"]))
     recorder = ResumingRecorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
+    site = mutants.site(payload, context.rank)
     calls = int(case["backward_calls"])
     where = "setup"
     try:
@@ -122,7 +123,9 @@ def train(context: RankContext) -> None:
         config = workload.adjust_config(engine.configuration(case, payload))
         current, more = _initialize(workload, config, resuming=False)
         applied += more
+        site.engine_made(current)
         recorder.attach(current)
+        site.listened()
         for step in range(workload.steps()):
             if case["resume"] and step == RESUME_AFTER:
                 where = f"save, step {step}"
@@ -135,7 +138,9 @@ def train(context: RankContext) -> None:
                 path, _ = current.load_checkpoint(folder, tag=TAG)
                 if path is None:
                     raise RuntimeError("load_checkpoint found nothing where save_checkpoint had written")
+                site.engine_made(current)
                 recorder.resume(current)
+                site.listened()
             for index in range(int(case["gradient_accumulation_steps"])):
                 for call in range(calls):
                     batch = workload.micro_batch(context.rank, step, index * calls + call)
@@ -157,4 +162,5 @@ def train(context: RankContext) -> None:
     except Exception as error:  # noqa: BLE001  # reason: what training raises is evidence, whatever it is
         traceback.print_exc()
         recorder.facts["exception"] = engine.describe(error, where, context.rank, ())
+    recorder.facts.update(site.facts())
     recorder.save(context.record_path, device=device, shims=applied)

@@ -52,7 +52,7 @@ def plain_run(case: DenseFp16, clip: float | None) -> RankRecord:
             gradient = None if overflow else used[name]
             after, kept = master, state[name]
             if gradient is not None:
-                after = plain_optimizer.stepped(master, gradient, state[name], index, settings)
+                after = plain_optimizer.stepped(master, gradient, state[name], index, settings).master
                 if settings.momentum:
                     buffer = state[name].get("momentum_buffer", torch.zeros_like(master))
                     kept = {"momentum_buffer": buffer * settings.momentum + gradient}
