@@ -153,6 +153,13 @@ def calibrate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def repeats(session: nox.Session) -> None:
+    """Repeat clean cases with new seeds under load and look for false alarms."""
+    install(session, HOST)
+    ci(session, "repeats", *session.posargs)
+
+
+@nox.session(default=False)
 def sweep(session: nox.Session) -> None:
     """Draw engine configurations that nobody wrote a case for, and make small what fails."""
     install(session, HOST)

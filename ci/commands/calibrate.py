@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,15 +17,15 @@ from ci import evidence as evidence_lines
 from ci.commands import options
 from ci.errors import EnvironmentUnavailable, ExitCode, UsageError
 from ci.interrupts import Interrupts
-from ci.matrix import MATRIX_FILE, Matrix, load
-from ci.plan import Cell, Plan, Selection, make_plan
+from ci.matrix import MATRIX_FILE, load
+from ci.plan import Selection, make_plan
 from ci.provision.choose import choose
 from ci.provision.recipe import recipe_for
+from ci.repeats import SEPARATOR, Repeat, ordered
 from ci.runrecord import EVIDENCE
 
 LANE = "calibration"
 MINIMUM_REPEATS = 30
-SEPARATOR = "/seed"
 
 
 def main(
@@ -47,18 +47,21 @@ def main(
     cells = {cell.id: cell for cell in plan.runnable}
     results = (folder / stack).resolve()
     results.mkdir(parents=True, exist_ok=True)
-    wanted = [(cell, seed) for seed in range(1, repeats + 1) for cell in cells.values()]
+    wanted = [Repeat(cell, seed) for seed in range(1, repeats + 1) for cell in cells.values()]
     with Interrupts() as interrupts:
         place = choose(runtime, Path.cwd(), None, console.print).runtime
         environment = place.provision(recipe_for(matrix, stack, Path.cwd()))
         done = {evidence.cell for evidence in _clean(results)}
-        missing = [(cell, seed) for cell, seed in wanted if f"{cell.id}{SEPARATOR}{seed}" not in done]
+        missing = [repeat for repeat in wanted if repeat.as_cell.id not in done]
         console.print(f"{len(wanted)} repeats, {len(wanted) - len(missing)} of them kept from before")
         if missing:
             order_file = results / "order.json"
-            order.write(order_file, _order(plan, stack, missing, matrix))
+            backend = matrix.backends[plan.backend]
+            order.write(order_file, ordered(plan.backend, backend, plan.stacks[stack], missing))
             chosen = workers.choose(
-                [cell.world_size for cell, _ in missing], cores=workers.cores(), free_mb=workers.free_memory_mb()
+                [repeat.cell.world_size for repeat in missing],
+                cores=workers.cores(),
+                free_mb=workers.free_memory_mb(),
             )
             running = place.start(environment, order_file, results, chosen.count)
             try:
@@ -88,11 +91,3 @@ def _clean(results: Path) -> list[evidence_lines.Evidence]:
         return []
     recorded = evidence_lines.read(path).by_cell.values()
     return [evidence for evidence in recorded if evidence.problem is None and evidence.exception is None]
-
-
-def _order(plan: Plan, stack: str, missing: list[tuple[Cell, int]], matrix: Matrix) -> dict[str, Any]:
-    whole = order.build(plan.backend, matrix.backends[plan.backend], plan.stacks[stack], [cell for cell, _ in missing])
-    for entry, (cell, seed) in zip(whole["cells"], missing, strict=True):
-        entry["id"] = f"{cell.id}{SEPARATOR}{seed}"
-        entry["seed"] = seed
-    return whole
