@@ -74,12 +74,14 @@ def judge_run(plan: SavedPlan, reading: Reading, matrix: Matrix, duration_s: flo
             defect.id: DefectSummary(
                 title=defect.title,
                 upstream=defect.upstream,
+                affects=dict(defect.affects),
                 advice=defect.advice,
                 correction=", ".join(defect.corrections) or None,
             )
             for defect in matrix.defects
             if defect.id in named
         },
+        unavailable={name: backend.unavailable for name, backend in matrix.backends.items() if backend.unavailable},
         incomplete=reading.skipped,
     )
 

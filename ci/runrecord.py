@@ -100,6 +100,7 @@ class DefectSummary(Record):
 
     title: str
     upstream: tuple[str, ...] = ()
+    affects: dict[str, str] = Field(default_factory=dict)
     advice: str | None = None
     correction: str | None = None
 
@@ -130,12 +131,16 @@ class SavedPlan(Context):
 
 
 class RunRecord(Context):
-    """run.json. incomplete: lines of evidence.jsonl that could not be read."""
+    """run.json. incomplete: lines of evidence.jsonl that could not be read.
+
+    unavailable: backends on which this project has never run anything, and why.
+    """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     duration_s: Number | None = None
     cells: tuple[CellRecord, ...] = ()
     ledger: dict[str, DefectSummary] = Field(default_factory=dict)
+    unavailable: dict[str, str] = Field(default_factory=dict)
     incomplete: tuple[str, ...] = ()
 
     def exit_code(self) -> ExitCode:
