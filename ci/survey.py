@@ -81,6 +81,13 @@ class Survey(Record):
         return self.rows if same else ()
 
 
+def completed(survey: Survey, committed: Path) -> Survey:
+    """With the rows of the committed file that this survey did not measure: a part must not take the rest away."""
+    if not committed.is_file():
+        return survey
+    return survey.with_rows([*read(committed).rows_for(survey), *survey.rows])
+
+
 def touching(package: str, jobs: dict[str, Job]) -> set[str]:
     """The jobs that a package matters to: those that ask for it. (fp16-optimizers uses no transformers.)"""
     return {name for name, job in jobs.items() if package in job.requires}

@@ -103,9 +103,10 @@ def main(
             say(f"[{done}/{len(found)}] {_summary(row)}  ({brief_time(time.monotonic() - begun)})")
     say(f"{package}: {brief_time(time.monotonic() - started)}; {target}")
     if write:
-        (DOCS / target.name).write_text(survey.text(result), encoding="utf-8")
+        committed = DOCS / target.name
+        committed.write_text(survey.text(survey.completed(result, committed)), encoding="utf-8")
         PAGE.write_text(_page(), encoding="utf-8")
-        say(f"written: {DOCS / target.name}, {PAGE}")
+        say(f"written: {committed}, {PAGE}")
     return ExitCode.OK
 
 

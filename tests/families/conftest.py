@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ci import evidence, runrecord
+from ci.claims import affects
+from ci.entries import Defect
 from ci.judge import judge_run
 from ci.matrix import Matrix, load
 from ci.runrecord import CellRecord, RunRecord, SavedPlan
@@ -35,6 +37,12 @@ class Families:
         """The run, or these cells of it, judged with this matrix.yaml instead of the shipped one."""
         wanted = tuple(cell for cell in self.plan.cells if cells is None or cell.id in cells)
         return judge_run(self.plan.model_copy(update={"cells": wanted}), self.reading, matrix, None)
+
+
+def within_reach(matrix: Matrix) -> list[Defect]:
+    """Entries that affect a shipped stack; a unit test looks that a survey of releases shows the others."""
+    pinned = [stack.pins for stack in matrix.stacks.values() if stack.backend == "cpu"]
+    return [entry for entry in matrix.defects if any(affects(entry, pins) for pins in pinned)]
 
 
 @pytest.fixture(scope="session")

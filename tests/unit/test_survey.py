@@ -11,7 +11,7 @@ from ci.errors import UsageError
 from ci.matrix import load
 from ci.probe import Failing, Kind, Outcome
 from ci.runrecord import Verdict
-from ci.survey import Row, Survey, SurveyedCase, described, page, read, row_of, stretches, text, touching
+from ci.survey import Row, Survey, SurveyedCase, completed, described, page, read, row_of, stretches, text, touching
 
 DOCS = Path(__file__).parents[2] / "docs"
 CASES = (
@@ -119,6 +119,15 @@ def test_rows_of_an_earlier_survey_are_kept_where_it_asked_the_same() -> None:
     merged = fresh.with_rows(made.rows_for(fresh)).with_rows([again, made.rows[0]])
     assert [row.version for row in merged.rows] == ["0.14.4", "0.17.5", "0.17.6", "0.18.0", "0.18.6", "0.18.10"]
     assert made.rows_for(fresh.model_copy(update={"pins": {"torch": "2.14.0"}})) == ()
+
+
+def test_a_part_that_was_measured_again_keeps_the_rest_of_the_committed_file(tmp_path: Path) -> None:
+    committed = tmp_path / "survey.json"
+    committed.write_text(text(made_up()), encoding="utf-8")
+    again = row_of(made_up().rows[0].version, {"tokenizers": "0.20.3"}, {case.id: OK for case in CASES})
+    part = made_up().model_copy(update={"rows": (again,)})
+    assert completed(part, committed).rows == (again, *made_up().rows[1:])
+    assert completed(part, tmp_path / "absent.json") == part
 
 
 def test_a_file_that_is_none_names_the_field(tmp_path: Path) -> None:
