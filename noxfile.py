@@ -83,6 +83,20 @@ def doctor(session: nox.Session) -> None:
     ci(session, "doctor", *session.posargs)
 
 
+@nox.session(default=False)
+def report(session: nox.Session) -> None:
+    """Make report.html of a run, or of several as one page; `--serve` shows it."""
+    install(session, HOST)
+    ci(session, "report", "--format", "html", *session.posargs)
+
+
+@nox.session(default=False)
+def screenshots(session: nox.Session) -> None:
+    """Photograph the example page for the README (needs chromium)."""
+    install(session, DEV)
+    session.run("python", "-m", "tests.page.screenshots", *session.posargs)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Everything that proves the project; `-- unit`, `faults`, ..., a path or `--slow` select."""

@@ -1,8 +1,8 @@
 """Everything that proves this project, in one command: which parts there are, where each runs, what may be left out.
 
 Unit tests need only this program; tests/stack needs torch and runs in the virtual environment of a stack; container
-tests need an engine. Where none answers they are left out and that is said, except in CI: there their absence fails,
-since a green check that tested nothing is worse than a red one.
+tests need an engine, those of the page a browser. Where it is missing they are left out and that is said, except in CI:
+there their absence fails, since a green check that tested nothing is worse than a red one.
 
 Tests marked slow run only with `--slow`, which is pytest's to read (tests/conftest.py) and selects nothing else.
 """
@@ -24,11 +24,11 @@ NOTHING_COLLECTED = 5
 
 @dataclass(frozen=True)
 class Part:
-    """A folder of tests and what it needs. place: the interpreter of this program, or that of a stack."""
+    """A folder of tests and what it needs of the host. place: the interpreter of this program, or that of a stack."""
 
     name: str
     place: Literal["host", "stack"] = "host"
-    needs_engine: bool = False
+    needs: Literal["engine", "browser"] | None = None
 
     @property
     def folder(self) -> str:
@@ -38,7 +38,8 @@ class Part:
 PARTS = (
     Part("unit"),
     Part("stack", place="stack"),
-    Part("container", needs_engine=True),
+    Part("page", needs="browser"),
+    Part("container", needs="engine"),
     Part("faults"),
     Part("families"),
 )
@@ -78,11 +79,11 @@ def choose(arguments: Sequence[str]) -> Chosen:
     return Chosen(parts, selective=bool(arguments))
 
 
-def exit_code(codes: Sequence[int], *, selective: bool, engine_missing_in_ci: bool) -> ExitCode:
+def exit_code(codes: Sequence[int], *, selective: bool, missing_in_ci: bool) -> ExitCode:
     """One code for all parts: a failing test first, then a place that could not be made, then an empty selection."""
     if any(code not in (0, NOTHING_COLLECTED) for code in codes):
         return ExitCode.FAILED
-    if engine_missing_in_ci:
+    if missing_in_ci:
         return ExitCode.UNAVAILABLE
     empty = [code for code in codes if code == NOTHING_COLLECTED]
     if empty and (not selective or len(empty) == len(codes)):

@@ -10,6 +10,7 @@ from ci import evidence, junit, runrecord
 from ci.errors import ExitCode, UsageError
 from ci.judge import judge_run
 from ci.matrix import load
+from ci.page.publish import publish_beside
 from ci.report import print_run
 from ci.runfolder import explained, is_running
 
@@ -17,7 +18,7 @@ from ci.runfolder import explained, is_running
 def main(
     run: Annotated[str, typer.Argument(help="A run's folder, or its name under results/.")] = "latest",
 ) -> ExitCode:
-    """Judge a run's evidence again with the current matrix.yaml and rewrite its run.json and junit.xml."""
+    """Judge a run's evidence again with the current matrix.yaml and rewrite its run.json, junit.xml and page."""
     folder = runrecord.find(run)
     if is_running(folder):
         raise UsageError(f"{folder}: this run is still going on; judge it when it has ended.")
@@ -29,5 +30,6 @@ def main(
     with explained(folder, "the old run.json is as it was"):
         runrecord.write_run(folder, record)
         junit.write(folder, record)
+    publish_beside(folder)
     print_run(record)
     return record.exit_code()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +16,8 @@ from rich.console import Console
 from ci import facts, workers
 from ci.commands import options
 from ci.doctor import missing_devices
-from ci.errors import ExitCode, NoDevice
-from ci.execute import Execution, Request
+from ci.errors import CiError, ExitCode, NoDevice
+from ci.execute import Execution, Outcome, Request
 from ci.installed import host_python
 from ci.interrupts import Interrupts
 from ci.matrix import load
@@ -118,10 +118,23 @@ def main(
         )
         outcome = Execution(request, console, interrupts).run()
     print_run(outcome.record)
+    _publish(outcome, say)
     say(f"results: {_shown(outcome.folder)}")
     if outcome.stopped is not None:
         raise outcome.stopped
     return outcome.record.exit_code()
+
+
+def _publish(outcome: Outcome, say: Callable[[str], None]) -> None:
+    """The page; where the disk is full or run.json could not be written, the verdicts in the terminal still stand."""
+    from ci.page.publish import REPORT, publish_beside  # templates and plots, for which no case has to wait
+
+    try:
+        publish_beside(outcome.folder)
+    except CiError as error:
+        say(f"no page: {error.message}")
+    else:
+        say(f"page: {_shown(outcome.folder) / REPORT}")
 
 
 def _context(backend: str, place: Choice) -> Context:

@@ -150,16 +150,16 @@ def test_links() -> None:
     assert link("https://example.org/a#b") == "https://example.org/a#b"
 
 
-def test_the_command_shows_a_saved_run_and_refuses_formats_it_does_not_have(
+def test_the_command_shows_saved_runs_and_refuses_formats_it_does_not_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runrecord.write_run(tmp_path, run())
-    assert report_command.main(str(tmp_path), "terminal") == ExitCode.FAILED
+    assert report_command.main([str(tmp_path)]) == ExitCode.FAILED
     assert "zero0-norm" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="html is reserved"):
-        report_command.main(str(tmp_path), "html")
     with pytest.raises(UsageError, match=r"unknown format; did you mean terminal\?"):
-        report_command.main(str(tmp_path), "terminl")
+        report_command.main([str(tmp_path)], "terminl")
+    with pytest.raises(UsageError, match="add --format html"):
+        report_command.main([str(tmp_path)], out=tmp_path)
 
 
 def test_a_cell_that_a_correction_made_right_takes_a_line_and_a_known_defect_names_its_correction() -> None:

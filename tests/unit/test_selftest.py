@@ -63,7 +63,7 @@ def test_an_unknown_part_is_answered_with_the_nearest(word: str) -> None:
     ],
 )
 def test_one_code_for_all(codes: list[int], selective: bool, missing: bool, expected: ExitCode) -> None:
-    assert selftest.exit_code(codes, selective=selective, engine_missing_in_ci=missing) == expected
+    assert selftest.exit_code(codes, selective=selective, missing_in_ci=missing) == expected
 
 
 @pytest.mark.parametrize(("ci", "expected"), [("true", ExitCode.UNAVAILABLE), ("", ExitCode.OK)])
