@@ -20,10 +20,6 @@ from ci.interrupts import SIGNALS, Interrupts
 
 NOT_COMMANDS = ("options",)
 
-RESERVED = ("audit",)
-"""Commands that have a name and no code yet."""
-
-
 NOT_OURS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
@@ -52,8 +48,6 @@ def run(arguments: Sequence[str]) -> ExitCode:
         arguments, wanted = ["--help"], list(known)
     elif name in known:
         wanted = [name]
-    elif name in RESERVED:
-        raise UsageError(f"`{name}` is reserved: this release does not have it yet; {choices(name, known)}")
     else:
         raise UsageError(f"unknown command {name!r}; {choices(name, known)}")
     for command in wanted:

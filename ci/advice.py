@@ -6,6 +6,7 @@ releases at which something changes: every version that an entry or a stack name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ci import claims
+from ci.known_defects import corrections, link, releases, symptom, where
 from ci.matrix import Defect, Matrix
 
 
@@ -121,3 +123,21 @@ def _moves(matrix: Matrix, looked_at: Mapping[str, tuple[Version, ...]]) -> Iter
         leaves = tuple(each for each in before if each not in after)
         if leaves:
             yield Move(package, release, leaves, tuple(each for each in after if each not in before))
+
+
+def lines(affected: Affected) -> Iterator[str]:
+    """An entry in words, a line each: where, what it looks like, in which releases, and what to do."""
+    defect = affected.defect
+    yield f"{defect.id}: {defect.title}"
+    yield f"  where: {where(defect)}"
+    yield f"  symptom: {symptom(defect.symptom)}"
+    yield f"  releases: {releases(defect)}" + (
+        "" if affected.whole else f" (here {', '.join(map(str, affected.releases))})"
+    )
+    yield f"  advice: {defect.advice}"
+    if defect.config is not None:
+        yield f"  configuration: {json.dumps(defect.config)}"
+    if defect.corrections:
+        yield f"  correction: {', '.join(corrections(defect))}"
+    if defect.upstream:
+        yield f"  upstream: {', '.join(link(each).partition('(')[2].rstrip(')') for each in defect.upstream)}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from ci import advice, requirements_file
-from ci.advice import PACKAGE, Advice, Affected
+from ci.advice import PACKAGE, Advice
+from ci.commands import options
+from ci.commands.options import Versions
 from ci.errors import ExitCode, UsageError
 from ci.installed import host_python, installed_packages
-from ci.known_defects import corrections, link, releases, symptom, where
+from ci.known_defects import corrections
 from ci.matrix import Matrix, load
 
 
@@ -23,10 +24,7 @@ def main(
     for_: Annotated[
         Path | None, typer.Option("--for", metavar="FILE", help="A requirements file; ranges are allowed.")
     ] = None,
-    versions: Annotated[
-        list[str] | None,
-        typer.Option("--versions", metavar="PKG=VERSION[,...]", help="Releases, or ranges such as 'deepspeed>=0.18'."),
-    ] = None,
+    versions: Versions = None,
 ) -> ExitCode:
     """Print the known defects of a set of pins, and what avoids or corrects each. Default: what python3 has."""
     if for_ is not None and versions:
@@ -35,7 +33,7 @@ def main(
     if for_ is not None:
         source, pins = str(for_), requirements_file.read(for_)
     elif versions:
-        source, pins = "the versions given", _versions(versions)
+        source, pins = "the versions given", options.pins(versions)
     else:
         python = host_python(None)
         source, pins = str(python), _installed(python)
@@ -43,23 +41,6 @@ def main(
         raise UsageError(f"{source} does not name {PACKAGE}; give --for FILE, or --versions {PACKAGE}=VERSION")
     _print(matrix, source, pins, advice.advise(matrix, pins))
     return ExitCode.OK
-
-
-def _versions(words: list[str]) -> dict[str, SpecifierSet]:
-    pins: dict[str, SpecifierSet] = {}
-    for word in (part.strip() for words_ in words for part in words_.split(",")):
-        name = word[: len(word) - len(word.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."))]
-        rest = word[len(name) :].strip()
-        specifier = f"={rest}" if rest.startswith("=") and not rest.startswith("==") else rest
-        try:
-            allowed = SpecifierSet(specifier)
-        except InvalidSpecifier as error:
-            raise UsageError(f"--versions: found {word!r}; expected PKG=VERSION, such as deepspeed=0.18.9") from error
-        if not name or not rest:
-            raise UsageError(f"--versions: found {word!r}; expected PKG=VERSION, such as deepspeed=0.18.9")
-        key = canonicalize_name(name)
-        pins[key] = pins.get(key, SpecifierSet()) & allowed
-    return pins
 
 
 def _installed(python: Path) -> dict[str, SpecifierSet]:
@@ -84,7 +65,7 @@ def _print(matrix: Matrix, source: str, pins: Mapping[str, SpecifierSet], found:
     count = len(found.affected)
     print(f"{count} known defect{'s' if count > 1 else ''}; each shows only in the configuration named with it\n")
     for affected in found.affected:
-        _print_entry(affected)
+        print("\n".join(advice.lines(affected)), end="\n\n")
     print("version constraints:" if found.moves else "version constraints: no release that the ledger names is better")
     for move in found.moves:
         meets = f"; but meets {', '.join(move.meets)}" if move.meets else ""
@@ -94,20 +75,3 @@ def _print(matrix: Matrix, source: str, pins: Mapping[str, SpecifierSet], found:
         print("corrections: import them before deepspeed.initialize, or pass each to --external_plugins of ms-swift:")
         for file in files:
             print(f"  {file}")
-
-
-def _print_entry(affected: Affected) -> None:
-    defect = affected.defect
-    print(f"{defect.id}: {defect.title}")
-    print(f"  where: {where(defect)}")
-    print(f"  symptom: {symptom(defect.symptom)}")
-    bounds = releases(defect)
-    print(f"  releases: {bounds}" + ("" if affected.whole else f" (here {', '.join(map(str, affected.releases))})"))
-    print(f"  advice: {defect.advice}")
-    if defect.config is not None:
-        print(f"  configuration: {json.dumps(defect.config)}")
-    if defect.corrections:
-        print(f"  correction: {', '.join(corrections(defect))}")
-    if defect.upstream:
-        print(f"  upstream: {', '.join(link(each).partition('(')[2].rstrip(')') for each in defect.upstream)}")
-    print()

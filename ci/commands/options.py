@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
 from ci.errors import UsageError
 from ci.installed import host_python, installed_packages
@@ -58,6 +60,10 @@ Devices = Annotated[str | None, typer.Option("--devices", metavar="0,1", help="R
 Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equal parts.")]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="FILE.py:CLASS", help="Your own module in zero3-custom-adapter.")
+]
+Versions = Annotated[
+    list[str] | None,
+    typer.Option("--versions", metavar="PKG=VERSION[,...]", help="Releases, or ranges such as 'deepspeed>=0.18'."),
 ]
 DsConfig = Annotated[
     Path | None, typer.Option("--ds-config", metavar="FILE.json", help="Your own DeepSpeed configuration, as a case.")
@@ -109,3 +115,21 @@ def selection(
         current=installed,
         repeat=tuple(repeat),
     )
+
+
+def pins(words: list[str]) -> dict[str, SpecifierSet]:
+    """What --versions allows, by canonical package name."""
+    allowed: dict[str, SpecifierSet] = {}
+    for word in (part.strip() for words_ in words for part in words_.split(",")):
+        name = word[: len(word) - len(word.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."))]
+        rest = word[len(name) :].strip()
+        specifier = f"={rest}" if rest.startswith("=") and not rest.startswith("==") else rest
+        try:
+            releases = SpecifierSet(specifier)
+        except InvalidSpecifier as error:
+            raise UsageError(f"--versions: found {word!r}; expected PKG=VERSION, such as deepspeed=0.18.9") from error
+        if not name or not rest:
+            raise UsageError(f"--versions: found {word!r}; expected PKG=VERSION, such as deepspeed=0.18.9")
+        key = canonicalize_name(name)
+        allowed[key] = allowed.get(key, SpecifierSet()) & releases
+    return allowed
