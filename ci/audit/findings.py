@@ -16,6 +16,9 @@ from ci.entries import Alternative, Factor
 ENOUGH = 8
 """Records below which nothing is said about the course of a run."""
 
+FAR = 1000.0
+"""Times the clip value from which on a norm needs no company to be odd."""
+
 DEFAULT_CLIP = 1.0
 """max_grad_norm of transformers and of ms-swift where nobody sets it."""
 
@@ -114,7 +117,9 @@ def never_below(run: Run, name: str, position: int, clip: float | None) -> Findi
     """A clip that binds in every step: the usual sign, in one log alone, of a norm that is too large by a factor."""
     said = run.settings.get("gradient_clipping") if clip is None else clip
     limit = DEFAULT_CLIP if said is None else float(said)
-    if not limit or run.norm.count < ENOUGH or not limit < run.norm.least < math.inf:
+    if not limit or not limit < run.norm.least < math.inf:
+        return None
+    if run.norm.count < ENOUGH and run.norm.least < FAR * limit:
         return None
     source = (
         "assumed: the trainers' own; --clip says otherwise" if said is None else "as given" if clip else "in the log"

@@ -184,6 +184,7 @@ def test_a_norm_that_grows_as_a_sum_of_gradients_does() -> None:
         assert bool(finding.suspects) == suspected
     noisy = [0.3 + 0.2 * math.sin(number * 1.7) for number in range(2000)]
     assert of_norms(*noisy) == of_norms(*sorted(noisy, reverse=True)) == []
+    assert of_norms(0.1, *[0.5, 0.3] * 20, 0.9) == []  # the ends are apart, and nothing grows between them
     assert of_norms(1.0, 1.37, 1.76) == []  # too few to tell
 
 
@@ -195,6 +196,8 @@ def test_a_norm_never_below_the_clip() -> None:
     assert found(fold.fold(steps([*norms, 1.0])), clip=None) == []
     assert found(fold.fold(steps(norms)), clip=0) == []
     assert found(fold.fold(steps(norms)), clip=2000) == []
+    assert found(fold.fold(steps([999.0] * 7)), clip=None) == []
+    assert "the least of 1 is 1656" in found(fold.fold(steps(norms[:1])), clip=None)[0]
     said = fold.fold([Setting("gradient_clipping", 1700.0), *steps(norms)])
     assert found(said, clip=None) == []
     assert "clip value 1.5 (as given)" in found(said, clip=1.5)[0]
@@ -316,16 +319,18 @@ def test_report_a_is_named(tmp_path: Path, matrix: Matrix) -> None:
     assert "1. norms apart by 2^16: " in said and "2. losses equal while norms differ" in said
     assert 'advice: set "fp16": {"enabled": false, "loss_scale": 1}, or use 0.18.6 or newer' in said
     assert "no version of deepspeed is known" in said
+    (alone,) = names(audited(tmp_path, matrix, texts[0]))
+    assert alone[0] == "zero0-bf16-norm-times-scale"
 
 
 def test_versions_and_settings_narrow_the_answer(tmp_path: Path, matrix: Matrix) -> None:
     norms = [json.dumps({"loss": 0.5, "grad_norm": norm, "step": 1}) for norm in REPORT_A]
     banner = "[INFO] DeepSpeed info: version=0.17.6, git-hash=unknown\n'stage': 0, bf16=True\n"
     other = banner.replace("0,", "3,")
-    (first, _) = names(audited(tmp_path, matrix, banner + norms[0], other + norms[1]))
+    first, *_ = names(audited(tmp_path, matrix, banner + norms[0], other + norms[1]))
     assert first == ["zero0-bf16-norm-times-scale"]
     banner = banner.replace("0.17.6", "0.19.8")
-    (first, _) = names(audited(tmp_path, matrix, banner + norms[0], other + norms[1]))
+    first, *_ = names(audited(tmp_path, matrix, banner + norms[0], other + norms[1]))
     assert first == []
     audit = audited(tmp_path, matrix, banner + norms[0], other + norms[1], deepspeed="==0.18.9")
     assert names(audit)[0] == []
