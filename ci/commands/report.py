@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import os
-import urllib.parse
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ci import runrecord
-from ci.errors import EnvironmentUnavailable, ExitCode, UsageError, choices
+from ci.errors import ExitCode, UsageError, choices
 from ci.report import print_run
 
 TERMINAL = "terminal"
 HTML = "html"
 FORMATS = (TERMINAL, HTML)
 MERGED = Path("results/report")
-LOCALHOST = "127.0.0.1"
 
 
 def main(
@@ -54,7 +49,9 @@ def main(
 
 def _page(folders: list[Path], out: Path | None, port: int | None) -> ExitCode:
     """0 whatever the runs found: this makes a page and judges nothing."""
-    from ci.page import publish  # templates and plots, which the terminal does without
+    # templates and plots, which the terminal does without
+    from ci.page import publish
+    from ci.page.serve import server
 
     if out is None and len(folders) == 1:
         target = folders[0]
@@ -65,19 +62,8 @@ def _page(folders: list[Path], out: Path | None, port: int | None) -> ExitCode:
     page = target / publish.REPORT
     print(page)
     if port is not None:
-        _serve(page, folders, port)
+        found, address = server(page, folders, port)
+        with found:
+            print(f"{address}  (Ctrl-C ends it)", flush=True)
+            found.serve_forever()
     return ExitCode.OK
-
-
-def _serve(page: Path, folders: list[Path], port: int) -> None:
-    """Until interrupted, to this machine only; logs lie in the runs' folders, so what is served holds them too."""
-    root = os.path.commonpath([page.resolve().parent, *(folder.resolve() for folder in folders)])
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=root)
-    try:
-        server = http.server.ThreadingHTTPServer((LOCALHOST, port), handler)
-    except OSError as error:
-        raise EnvironmentUnavailable(f"--port {port}: {error.strerror}; leave it out for any that is free") from error
-    with server:
-        path = urllib.parse.quote(page.resolve().relative_to(root).as_posix())
-        print(f"http://{LOCALHOST}:{server.server_address[1]}/{path}  (Ctrl-C ends it)", flush=True)
-        server.serve_forever()

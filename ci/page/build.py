@@ -149,8 +149,9 @@ def web(upstream: str) -> str | None:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may be broken after each hyphen."""
-    return Markup("-<wbr>").join(name.split("-"))  # join escapes the parts
+    """A name that may be broken after each hyphen and before each plus."""
+    parts = (Markup("<wbr>+").join(part.split("+")) for part in name.split("-"))  # join escapes the parts
+    return Markup("-<wbr>").join(parts)
 
 
 def _asset(name: str) -> str:

@@ -31,7 +31,7 @@ class RankStack(Struct, frozen=True):
 
 
 class Detail(Struct, frozen=True, omit_defaults=True):
-    """A cell as the page's script gets it. log: the address of the whole log, relative to the page."""
+    """A cell as the page's script gets it. log: the address of the whole log, relative to the page, if it has one."""
 
     run: int
     cell: Cell
@@ -176,8 +176,11 @@ def _inside(folder: Path, name: str) -> Path | None:
     return path if path.is_file() and path.resolve().is_relative_to(folder.resolve()) else None
 
 
-def _address(path: Path, out: Path) -> str:
-    return urllib.parse.quote(os.path.relpath(path, out).replace(os.sep, "/"))
+def _address(path: Path, out: Path) -> str | None:
+    """From the page to a file in its own folder or in one beside it; None for others, which do not move with it."""
+    if not path.resolve().is_relative_to(out.resolve().parent):
+        return None
+    return urllib.parse.quote(os.path.relpath(path.resolve(), out.resolve()).replace(os.sep, "/"))
 
 
 def _tail(path: Path) -> tuple[str, bool]:

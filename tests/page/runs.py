@@ -32,7 +32,7 @@ def two_nights() -> tuple[RunRecord, RunRecord]:
         update={
             "started": "2026-11-29T21:00:00Z",
             "cells": tuple(before),
-            "stacks": {"made-up": {"deepspeed": "0.17.5"}},
+            "stacks": {"made-up": {**now.stacks["made-up"], "deepspeed": "0.17.5"}},
         }
     )
     return earlier, now

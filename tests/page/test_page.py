@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import resource
+import subprocess
+import sys
 import urllib.parse
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from ci import runrecord
 from ci.page.build import address
 from ci.runrecord import Verdict
 from tests.page import runs
@@ -268,3 +274,68 @@ def test_print_leaves_out_what_only_works_on_a_screen(tab: Opened, report: Path)
     expect(page.get_by_label("Search")).to_be_hidden()
     expect(page.locator("table.cells").first).to_be_visible()
     assert len(page.pdf()) > 10_000
+
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, float]:
+    """The report of ten thousand cells, half of them wrong, with the CPU seconds and the megabytes it took."""
+    folder = tmp_path_factory.mktemp("many")
+    runrecord.write_run(folder, runs.two_nights()[1])
+    data = json.loads((folder / "run.json").read_text())
+    cells = [cell for cell in data["cells"] if cell["steps"]]
+    fine = next(cell for cell in cells if cell["verdict"] == "ok")
+    wrong = next(cell for cell in cells if cell["verdict"] == "known defect")
+    stacks = [f"stack{number}" for number in range(6)]
+    data["stacks"] = {stack: {"deepspeed": "0.19.8", "transformers": "5.24.0"} for stack in stacks}
+    data["cells"] = [
+        {**(fine if number % 2 else wrong), "id": f"cpu/{stacks[number % 6]}/job{number % 4}/case-{number // 6}"}
+        for number in range(MANY)
+    ]
+    (folder / "run.json").write_text(json.dumps(data, indent=1))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", MEASURED, "report", "--format", "html", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return folder, seconds, float(done.stderr.splitlines()[-1])
+
+
+MEASURED = """
+import pathlib, re, sys
+from ci.__main__ import run
+run(sys.argv[1:])
+print(int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024, file=sys.stderr)
+"""
+"""The peak of this process alone: getrusage would begin with that of the tests, which forked it."""
+
+
+def test_ten_thousand_cells_are_made_within_bounds(many: tuple[Path, float, float]) -> None:
+    """Bounds of the issue. CPU seconds, since the clock tells of whoever else runs on this machine."""
+    _, seconds, megabytes = many
+    assert seconds < 5
+    assert megabytes < 400
+
+
+def test_a_page_of_ten_thousand_cells_is_usable(tab: Opened, many: tuple[Path, float, float]) -> None:
+    """Within 3 s of the main thread's CPU time it has been laid out, and answers to a filter and a click."""
+    cdp = tab.page.context.new_cdp_session(tab.page)
+    cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
+    tab.page.set_default_timeout(120_000)
+    page = show(tab, many[0])
+    page.get_by_label("Search").fill("stack2 known")
+    expect(page.locator("#filter-said")).to_contain_text(f"of {MANY} cells", timeout=120_000)
+    page.locator(".cells td:not(.out) a:visible").first.click()
+    expect(page.locator("#cell-title")).to_contain_text("cpu/stack2/", timeout=120_000)
+    metrics = {each["name"]: each["value"] for each in cdp.send("Performance.getMetrics")["metrics"]}
+    # What Playwright itself asks of the page is in this number too.
+    assert metrics["TaskDuration"] < 6, metrics
+
+
+def test_five_hundred_cells_fit_two_megabytes(tmp_path: Path) -> None:
+    """All of them wrong, each with a log: 4 KB of its end are in the page."""
+    log = "".join(f"{hashlib.sha256(str(line).encode()).hexdigest()[:40]} {line}\n" for line in range(200))
+    folder = made(tmp_path, runs.named([f"case-{number}" for number in range(500)]), logs={"a.log": log})
+    assert (folder / "report.html").stat().st_size < 2_000_000

@@ -197,7 +197,7 @@
       const ratio = typeof check.value === "number" && typeof check.expected === "number" && check.expected !== 0 ? figure(Number((check.value / check.expected).toPrecision(5))) : "";
       return [String(at + 1), element("td", {}, check.name), element("td", { class: check.ok === false ? "fails" : "" }, judged), right(blank ? "" : figure(check.value)), right(blank ? "" : figure(check.expected)), right(ratio), right(small(check.error)), right(small(check.tolerance)), why];
     }));
-    return rows.length ? table(["step", "check", "", "found", "expected", "ratio", "error", "allowed", "why"], rows, "Checks") : null;
+    return rows.length ? table(["step", "check", "result", "found", "expected", "ratio", "error", "allowed", "why"], rows, "Checks") : null;
   }
   function tensors(record) {
     const bad = record.steps.findIndex((step) => (step.checks ?? []).some((check) => check.ok === false));
