@@ -1,4 +1,4 @@
-"""`bench`: what the pull-request lane costs on this host, warm, and where its time goes."""
+"""`bench`: what a run costs on this host, warm, and where its time goes."""
 
 from __future__ import annotations
 
@@ -6,51 +6,100 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from ci import bench, evidence, facts, workers
-from ci.commands import options
-from ci.errors import EnvironmentUnavailable, ExitCode
+from ci import evidence, facts, workers
+from ci.bench import figure, lane, ranks, scale
+from ci.bench.memory import Watch
+from ci.errors import EnvironmentUnavailable, ExitCode, UsageError
 from ci.matrix import load
 from ci.provision.recipe import recipe_for
-from ci.provision.venv import VenvRuntime
+from ci.provision.venv import VenvRuntime, isolated_environment
 from ci.runrecord import EVIDENCE
 
 PAGE = Path("docs/benchmarks.md")
 STACK = "newest"
+ONE_CELL = ("--job", "grpo-lora", "--case", "trainer=engine,zero_stage=0,dtype=fp32")
+MEMORY_EVERY_S = 0.5
 
 
 def main(
-    runtime: options.Place = options.RuntimeName.VENV,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Also the start in Docker; builds the image where there is none.")
+    ] = False,
+    deepspeed_tests: Annotated[
+        Path | None,
+        typer.Option("--deepspeed-tests", metavar="CHECKOUT", help="Also compare with a checkout's DistributedExec."),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help=f"Write {PAGE}.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept.")] = Path("results/bench"),
 ) -> ExitCode:
-    """Run the pull-request lane on `newest` twice, the first to warm everything, and print the second's figures."""
-    kind = str(runtime.value)
-    figures = [bench.plan_figure(load())]
-    _lane(kind, out, ["--job", "grpo-lora", "--case", "trainer=engine,zero_stage=0,dtype=fp32"])
-    wall, first, folder = _lane(kind, out, [])
-    recorded = list(evidence.read(folder / EVIDENCE).by_cell.values())
-    chosen = workers.choose([e.world_size for e in recorded], cores=workers.cores(), free_mb=workers.free_memory_mb())
-    figures += bench.lane_figures(recorded, wall, chosen.count)
-    figures.append(bench.start_figure(kind, first, _import_s()))
+    """Measure ratios on `newest`: warm forks, overhead, lane, start, many cells, memory. For a quiet host."""
+    if deepspeed_tests is not None and not (deepspeed_tests / "tests" / "unit" / "common.py").is_file():
+        raise UsageError(f"--deepspeed-tests: found no tests/unit/common.py in {deepspeed_tests}; expected a checkout")
+    console = Console(highlight=False, stderr=True)
+    root = Path.cwd()
+    matrix = load()
+    python = VenvRuntime(root, say=console.print).provision(recipe_for(matrix, STACK, root)).python
+    environment = {
+        **isolated_environment(python),
+        # The bytecode that the lane's own runs have cached.
+        "PYTHONPYCACHEPREFIX": str(Path(python).parent.parent / "pycache"),
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    stack = ranks.Stack(STACK, python, environment, root)
+    out.mkdir(parents=True, exist_ok=True)
+
+    console.print("the lane, warm")
+    _run("venv", out, ONE_CELL)
+    timed = _run("venv", out, ())
+    recorded = evidence.read(timed.folder / EVIDENCE).by_cell
+    world_sizes = [each.world_size for each in recorded.values()]
+    chosen = workers.choose(world_sizes, cores=workers.cores(), free_mb=workers.free_memory_mb())
+    figures = lane.figures(list(recorded.values()), timed.seconds, chosen.count, timed.memory_mb)
+    import_s = _import_s(stack)
+    figures.append(lane.start("venv", timed.first_case_s, import_s))
+    if docker:
+        console.print("the start in Docker")
+        _run("docker", out, ONE_CELL)
+        figures.append(lane.start("docker", _run("docker", out, ONE_CELL).first_case_s, import_s))
+    console.print("ranks in warm forks and in fresh processes")
+    compared, parts = ranks.figures(matrix, stack, out.resolve(), deepspeed_tests)
+    console.print("many cells")
+    figures = [*compared, *figures, *scale.figures(matrix, STACK, recorded)]
+
     hardware = facts.hardware()
-    described = f"{hardware.get('cores')} cores, {hardware.get('memory_mb')} MB, {hardware.get('processor')}"
-    command = f"nox -s bench -- --runtime {kind}"
-    text = bench.page(figures, described, datetime.now(UTC).date().isoformat(), command)
+    machine = f"{hardware.get('cores')} cores, {hardware.get('memory_mb')} MB, {hardware.get('processor')}"
+    asked = " ".join(["nox -s bench", *(["--", *sys.argv[2:]] if sys.argv[2:] else [])])
+    measured = f"Measured {datetime.now(UTC).date().isoformat()} on {machine} with `{asked}`"
+    notes = figure.notes_of(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else ""
+    text = figure.page(figures, parts, measured, notes)
     print(text, end="")
     if write:
         PAGE.write_text(text, encoding="utf-8")
     return ExitCode.OK
 
 
-def _lane(kind: str, out: Path, selection: list[str]) -> tuple[float, float, Path]:
-    """(seconds from command to report, seconds to the first case's log, the run's folder)."""
-    command = [sys.executable, "-m", "ci", "run", "--runtime", kind, "--stack", STACK, "--out", str(out), *selection]
+@dataclass(frozen=True)
+class _Timed:
+    """A run. seconds: from command to report; first_case_s: to the first case's log; memory_mb: the most it held."""
+
+    seconds: float
+    first_case_s: float
+    memory_mb: float
+    folder: Path
+
+
+def _run(runtime: str, out: Path, selection: tuple[str, ...]) -> _Timed:
+    command = [sys.executable, "-m", "ci", "run", "--runtime", runtime, "--stack", STACK, "--out", str(out), *selection]
     before = set(out.glob("*/logs/*.log"))
     first: list[float] = []
     ended = threading.Event()
@@ -64,36 +113,26 @@ def _lane(kind: str, out: Path, selection: list[str]) -> tuple[float, float, Pat
 
     watcher = threading.Thread(target=look)
     watcher.start()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=3600, check=False).returncode
+        with Watch(process.pid, MEMORY_EVERY_S) as memory:
+            code = process.wait(timeout=3600)
+            seconds = time.monotonic() - began
     finally:
+        process.terminate()
         ended.set()
         watcher.join()
     if code not in (ExitCode.OK, ExitCode.FAILED) or not first:
         raise EnvironmentUnavailable(f"the lane ended with exit code {code}; look into {out / 'latest'}")
-    return time.monotonic() - began, first[0], (out / "latest").resolve()
+    return _Timed(seconds, first[0], memory.peak_mb, (out / "latest").resolve())
 
 
-def _import_s() -> float:
+def _import_s(stack: ranks.Stack) -> float:
     """Seconds that importing the stack alone takes, as the rank server does it, warm: the smaller of two."""
-    root = Path.cwd()
-    python = VenvRuntime(root).provision(recipe_for(load(), STACK, root)).python
     times = []
     for _ in range(2):
         began = time.monotonic()
-        subprocess.run(
-            [python, "-c", "import tests.jobs.preload"],
-            # The bytecode that the lane's own runs have cached.
-            env={
-                "PYTHONPYCACHEPREFIX": str(Path(python).parent.parent / "pycache"),
-                "DS_ACCELERATOR": "cpu",
-                "OMP_NUM_THREADS": "1",
-                "TORCHDYNAMO_DISABLE": "1",
-                "PATH": "/usr/bin:/bin",
-            },
-            check=True,
-            timeout=600,
-            capture_output=True,
-        )
+        command = [stack.python, "-c", "import tests.jobs.preload"]
+        subprocess.run(command, env=stack.environment, cwd=stack.root, check=True, timeout=600, capture_output=True)
         times.append(time.monotonic() - began)
     return min(times)

@@ -32,6 +32,16 @@ IMPORT_LIMIT_S = 300.0
 """Importing a stack took 6 s (quiet) to 90 s (busy machine, no byte code yet)."""
 
 
+def environment(ordered: order.Order) -> dict[str, str]:
+    """What the processes of an order are born with."""
+    with_trl = any(cell.case.get("trainer") == "trl" for cell in ordered.cells)
+    return {
+        **ENVIRONMENT,
+        "JOBS_WITH_TRL": "1" if with_trl else "0",
+        "DS_ACCELERATOR": str(ordered.backend["accelerator"]),
+    }
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("regression jobs")
     group.addoption("--order", type=Path, help="the order.json to run")
@@ -43,10 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is None:
         return
     config.stash[_ORDER] = order.read(path)
-    os.environ.update(ENVIRONMENT)
-    with_trl = any(cell.case.get("trainer") == "trl" for cell in config.stash[_ORDER].cells)
-    os.environ["JOBS_WITH_TRL"] = "1" if with_trl else "0"
-    os.environ["DS_ACCELERATOR"] = str(config.stash[_ORDER].backend["accelerator"])
+    os.environ.update(environment(config.stash[_ORDER]))
 
 
 _ORDER = pytest.StashKey[order.Order]()
