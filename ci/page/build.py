@@ -20,12 +20,14 @@ from msgspec import Struct
 from ci.page import answer, compatibility, grid
 from ci.page.details import Details
 from ci.page.history import History, merge
-from ci.page.packed import pack
+from ci.page.packed import BLOCK, pack
 from ci.page.record import Known, Number, Run
 from ci.report import link
 from ci.runrecord import Verdict
 
 ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("data.js", "tabs.js", "grid.js", "cell.js", "time.js", "releases.js", "start.js")
+"""One script in the page, in this order."""
 MARKS = {
     Verdict.ERROR: "!",
     Verdict.REGRESSION: "✗",
@@ -85,7 +87,9 @@ class Indexed(Struct, frozen=True, array_like=True):
 
 
 class Index(Struct, frozen=True):
-    """Everything but details, plots and the grid itself."""
+    """Everything but details, plots and the grid itself. block: how many values are packed together."""
+
+    block: int
 
     verdicts: tuple[tuple[str, str, str], ...]
     runs: tuple[Place, ...]
@@ -97,9 +101,9 @@ def page(runs: Sequence[Run], out: Path) -> tuple[str, History]:
     """The page about these runs (oldest first), to lie in the folder `out`; and what it is about."""
     details = Details(runs, out)
     history = merge(runs, details.take)
-    plots, of_cell = details.plots()
+    plots, of_cell = details.plots(history)
     tables = compatibility.tables()
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    style, script = _asset("page.css"), "".join(map(_asset, SCRIPTS))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -171,6 +175,7 @@ def _policy(style: str, script: str) -> str:
 def _index(history: History, plots: Mapping[int, tuple[int, ...]]) -> Index:
     positions = {verdict: position for position, verdict in enumerate(Verdict)}
     return Index(
+        block=BLOCK,
         verdicts=tuple((verdict.value, CLASSES[verdict], MARKS[verdict]) for verdict in Verdict),
         runs=tuple(
             Place(

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from ci.page.history import History, Point
 from ci.page.packed import Blocks
 from ci.page.plots import Plot, Series, draw
 from ci.page.record import Cell, Number, Run, finite
@@ -108,7 +109,7 @@ class Details:
         if not plain and len(self._wanted) < PLOTTED:
             self._wanted.append(_wanted(number, group, cell))
 
-    def plots(self) -> tuple[Blocks, dict[int, tuple[int, ...]]]:
+    def plots(self, history: History) -> tuple[Blocks, dict[int, tuple[int, ...]]]:
         """All plots, and which of them belong to a cell. Cells that differ only in their ZeRO stage share two."""
         blocks = Blocks()
         shared: dict[Group, tuple[int, ...]] = {}
@@ -119,6 +120,7 @@ class Details:
             own = [
                 draw("error of each check over what is allowed (above 1: fails)", wanted.checks, limit=1.0),
                 draw("loss scale", wanted.scale) if wanted.scale else None,
+                _over_runs(history.entries[wanted.number].points),
             ]
             of_cell[wanted.number] = (*shared[wanted.group], *_add(blocks, own))
         self.cells.flush()
@@ -168,6 +170,18 @@ def _wanted(number: int, group: Group, cell: Cell) -> Wanted:
         checks=tuple(Series(name, tuple(values)) for name, values in errors.items()),
         scale=scale if moves else (),
     )
+
+
+def _over_runs(points: Sequence[Point]) -> Plot | None:
+    """A cell's history; None where it ran once."""
+    if len(points) < 2:
+        return None
+    series = (
+        Series("norm reported / true", tuple(point.ratio for point in points)),
+        Series("duration, s", tuple(point.duration_s for point in points)),
+        Series("peak memory, MB", tuple(point.peak_memory_mb for point in points)),
+    )
+    return draw("over runs, oldest first", series, along="run")
 
 
 def _inside(folder: Path, name: str) -> Path | None:

@@ -42,8 +42,8 @@ class Plot:
     missing: tuple[str, ...]
 
 
-def draw(title: str, series: Sequence[Series], limit: float | None = None) -> Plot | None:
-    """Values over steps on a logarithmic axis; None where no value can be shown on one.
+def draw(title: str, series: Sequence[Series], limit: float | None = None, along: str = "step") -> Plot | None:
+    """Values over steps, or over what `along` says, on a logarithmic axis; None where no value can be shown on one.
 
     limit: the values are errors, and this is what is allowed: a line to mark. An error of 0 is not missing.
     """
@@ -75,7 +75,11 @@ def draw(title: str, series: Sequence[Series], limit: float | None = None) -> Pl
     for position in range(0, steps, every):
         drawing.append(
             drawsvg.Text(
-                f"step {position + 1}" if steps <= 6 else str(position + 1), None, x(position), HEIGHT - 6, class_="x"
+                f"{along} {position + 1}" if steps <= 6 else str(position + 1),
+                None,
+                x(position),
+                HEIGHT - 6,
+                class_="x",
             )
         )
     if limit is not None:
@@ -97,14 +101,14 @@ def draw(title: str, series: Sequence[Series], limit: float | None = None) -> Pl
         if any(point is not None for point in shown):
             drawing.append(line)
             drawing.append(dots)
-    return Plot(title, _text(drawing), tuple(legend), () if limit is not None else tuple(_missing(series)))
+    return Plot(title, _text(drawing), tuple(legend), () if limit is not None else tuple(_missing(series, along)))
 
 
 def _positive(values: Sequence[Number]) -> list[float | None]:
     return [number if number is not None and number > 0 else None for number in map(finite, values)]
 
 
-def _missing(series: Sequence[Series]) -> list[str]:
+def _missing(series: Sequence[Series], along: str) -> list[str]:
     """What is not on the axis, in words."""
     said = []
     for each in series:
@@ -114,7 +118,7 @@ def _missing(series: Sequence[Series]) -> list[str]:
             if number is None or number <= 0:
                 word = "None" if value is None else str(value) if number is None else f"{number:.6g}"
                 absent.setdefault(word, []).append(str(position))
-        said += [f"{each.name}: {word} in step {' '.join(steps)}" for word, steps in absent.items()]
+        said += [f"{each.name}: {word} in {along} {' '.join(steps)}" for word, steps in absent.items()]
     return said
 
 

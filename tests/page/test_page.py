@@ -90,6 +90,29 @@ def test_a_hung_rank_s_stack_the_log_s_end_and_its_address(tab: Opened, report: 
         expect(dialog).to_contain_text(words)
 
 
+def test_a_cell_that_ran_before_has_its_history(tab: Opened, report: Path) -> None:
+    page = show(tab, report, address(BY_VERDICT[Verdict.REGRESSION].id))
+    dialog = page.get_by_role("dialog")
+    rows = dialog.get_by_role("region", name="History").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("DeepSpeed 0.17.5")
+    expect(rows.last).to_contain_text("regression")
+    expect(dialog.locator("figure", has_text="over runs").locator("svg.plot .x")).to_have_text(["run 1", "run 2"])
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
+
+
+def test_the_committed_example_of_real_runs_opens(tab: Opened, axe: str) -> None:
+    page = show(tab, EXAMPLE, "#cell=cpu/report-a/grpo-lora/zero0-bf16-gas4")
+    opened_cell(page, "cpu/report-a/grpo-lora/zero0-bf16-gas4")
+    expect(page.get_by_role("dialog")).to_contain_text("bf16 at ZeRO-0 reports the gradient norm times the loss scale")
+    assert violations(page, axe) == []
+    page.keyboard.press("Escape")
+    assert len(page.locator(".cells tbody tr").all()) == 4 * 6  # four jobs on six stacks
+    assert violations(page, axe) == []
+
+
 def test_an_address_opens_its_cell_and_an_unknown_one_says_so(tab: Opened, report: Path) -> None:
     page = show(tab, report, address(CELLS[2].id))
     opened_cell(page, CELLS[2].id)

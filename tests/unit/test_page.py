@@ -16,7 +16,7 @@ import pytest
 from ci import runrecord
 from ci.commands import report as report_command
 from ci.errors import EnvironmentUnavailable, UsageError
-from ci.page import answer, badge, plots, record, summary
+from ci.page import answer, badge, grid, plots, record, summary
 from ci.page.build import address, web
 from ci.page.history import History, merge, ordered
 from ci.page.packed import BLOCK, Blocks
@@ -73,6 +73,22 @@ def test_a_cell_that_only_an_older_run_planned_stays(tmp_path: Path) -> None:
     earlier, now = runs.two_nights()
     found = history(tmp_path, earlier, now.model_copy(update={"cells": now.cells[:2]}))
     assert {entry.id for entry in found.entries} == {cell.id for cell in (*earlier.cells, *now.cells[:2])}
+
+
+def test_backends_stand_side_by_side_and_only_those_never_run_are_unknown(tmp_path: Path) -> None:
+    """As they will: the same cells of another backend, in a run of its own."""
+    run = runs.two_nights()[1]
+    cells = [
+        cell.model_copy(update={"id": cell.id.replace("cpu/", "npu/"), "verdict": Verdict.OK, "reason": None})
+        for cell in run.cells
+    ]
+    other = run.model_copy(update={"backend": "npu", "cells": tuple(cells), "unavailable": {}})
+    found = history(tmp_path, run, other)
+    assert [(each.backend, each.word) for each in answer.answers(found)] == [("cpu", "no"), ("npu", "yes")]
+    assert answer.changed(found) == ()
+    table = grid.grids(found)[0]
+    assert [row.backend for row in table.rows] == ["cpu", "npu"]
+    assert all(None not in row.cells for row in table.rows)
 
 
 def test_the_ratio_is_that_of_the_step_furthest_from_one() -> None:

@@ -80,6 +80,16 @@ def test_without_an_engine_container_tests_are_left_out_but_not_in_ci(
     assert "tests/container: left out: no Docker engine answers" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("ci", "expected"), [("true", ExitCode.UNAVAILABLE), ("", ExitCode.OK)])
+def test_without_a_browser_the_page_is_left_out_but_not_in_ci(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, expected: ExitCode
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", ci)
+    assert command.main(["page"]) == expected
+    assert "tests/page: left out: chromium and npm not found; apt-get install chromium npm" in capsys.readouterr().out
+
+
 def test_pytest_gets_the_words_and_gives_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "tests" / "unit"
     folder.mkdir(parents=True)
