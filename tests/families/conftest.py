@@ -77,4 +77,4 @@ def cells(record: RunRecord) -> dict[str, CellRecord]:
 
 
 def _cpu_stacks(matrix: Matrix) -> list[str]:
-    return [name for name, stack in matrix.stacks.items() if stack.backend == "cpu"]
+    return [name for name in matrix.lanes["nightly"].stacks if matrix.stacks[name].backend == "cpu"]

@@ -18,6 +18,8 @@ def train(context: RankContext) -> None:
         module = "tests.jobs.fp16_direct"
     elif case.get("trainer") == "trl":
         module = "tests.jobs.trl_trainer"
+    elif case.get("trainer") == "ms-swift":
+        module = "tests.jobs.swift.trainer"
     elif context.payload["job"] == "engine-sweep":
         module = "tests.jobs.sweep_engine"
     else:

@@ -56,7 +56,7 @@ def clipping(cell: Cell, launcher: Launcher, order: Order, workdir: Path, log: P
     variant = cell.case.get("gradient_clipping", "unset")
     if variant == "unset" and cell.case.get("path") == "direct":
         return None, None  # built by hand, a wrapper's own default is not to clip
-    if variant == "unset" and cell.case.get("trainer") == "trl":
+    if variant == "unset" and cell.case.get("trainer") in ("trl", "ms-swift"):
         return TRAINER_CLIPPING, None
     if variant == "unset":
         return ds_config.unset_clipping(importlib.metadata.version("deepspeed")), None
@@ -123,6 +123,11 @@ def run(cell: Cell, order: Order, launcher: Launcher, results: Path) -> ev.Evide
     return dataclasses.replace(filled, duration_s=round(time.monotonic() - began, 3))
 
 
+def started(cell: Cell) -> int:
+    """Processes that we start for a cell: its ranks, or the one that runs a command with a launcher of its own."""
+    return 1 if cell.case.get("trainer") == "ms-swift" else cell.world_size
+
+
 def _train_and_referee(
     cell: Cell,
     order: Order,
@@ -134,7 +139,7 @@ def _train_and_referee(
 ) -> ev.Evidence:
     told = payload(cell, order, clip)
     ranks = launcher.run(
-        bodies.train, world_size=cell.world_size, workdir=workdir, log=log, timeout_s=cell.timeout_s, payload=told
+        bodies.train, world_size=started(cell), workdir=workdir, log=log, timeout_s=cell.timeout_s, payload=told
     )
     if ranks.problem is not None:
         return dataclasses.replace(blank, problem=ranks.problem, peak_memory_mb=ranks.peak_memory_mb)

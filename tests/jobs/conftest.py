@@ -34,7 +34,7 @@ IMPORT_LIMIT_S = 300.0
 
 def environment(ordered: order.Order) -> dict[str, str]:
     """What the processes of an order are born with."""
-    with_trl = any(cell.case.get("trainer") == "trl" for cell in ordered.cells)
+    with_trl = any(cell.case.get("trainer") in ("trl", "ms-swift") for cell in ordered.cells)
     return {
         **ENVIRONMENT,
         "JOBS_WITH_TRL": "1" if with_trl else "0",

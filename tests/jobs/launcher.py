@@ -86,8 +86,8 @@ class Outcome:
         return max(sizes) if sizes else None
 
 
-def _die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this rank when the server that forked it is gone (Linux; nothing elsewhere)."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this rank when the process that started it is gone (Linux; nothing elsewhere)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -104,7 +104,7 @@ def _assert_imported() -> None:
 
 def _rank_main(body: Callable[[RankContext], None], context: RankContext) -> None:
     os.setsid()
-    _die_with_parent(os.getppid())
+    die_with_parent(os.getppid())
     log = os.open(context.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -16,6 +16,10 @@ def workload_for(payload: Mapping[str, Any]) -> Workload:
         from tests.jobs.trl_grpo import TrlGrpo
 
         return TrlGrpo(case, seed)
+    if payload["job"] == "grpo-lora" and case.get("trainer") == "ms-swift":
+        from tests.jobs.swift.grpo import SwiftGrpo
+
+        return SwiftGrpo(case, seed)
     if payload["job"] == "grpo-lora":
         from tests.jobs.grpo import GrpoLora
 

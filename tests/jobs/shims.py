@@ -168,6 +168,44 @@ def apply_trl(accelerator: str, case: Mapping[str, Any]) -> Applied:
     return applied
 
 
+def apply_swift(accelerator: str, trainer: type) -> Applied:
+    """Shims that ms-swift and its GRPO trainer need on CPU beside those of every TRL case."""
+    if accelerator != "cpu":
+        return []
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+    for name in ("max_memory_reserved", "max_memory_allocated", "memory_reserved", "memory_allocated", "empty_cache"):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, lambda *_, **__: 0)
+    applied = [
+        (
+            "bf16-without-a-gpu",
+            "transformers refuses bf16 where there is no GPU unless told use_cpu, with which DeepSpeed is left out",
+        ),
+        ("memory-of-the-cpu", "ms-swift asks torch.cpu for memory statistics that only devices have"),
+    ]
+    absent = [name for name in _ROLLOUT_ATTRIBUTES if not hasattr(trainer, name)]
+    for name in absent:
+        setattr(trainer, name, False)
+    if absent:
+        applied.append(
+            (
+                "rollout-attributes",
+                "ms-swift 3.10 sets attributes of its trainer where it uses vLLM, and reads them without",
+            )
+        )
+    return applied
+
+
+_ROLLOUT_ATTRIBUTES = (
+    "use_fast_infer",
+    "enable_offload",
+    "use_gym_env",
+    "enable_server_multi_turn",
+    "rollout_enable_lora",
+    "vllm_use_async_engine",
+)
+
+
 @contextmanager
 def _one_by_one(params: Iterable[torch.nn.Parameter], *args: Any, **kwargs: Any) -> Iterator[None]:
     """deepspeed.zero.GatheredParameters, a parameter at a time."""

@@ -85,11 +85,15 @@ class RecordedTrainer(GRPOTrainer):  # type: ignore[misc]  # reason: TRL is not 
 class Listener(transformers.TrainerCallback):  # type: ignore[misc]  # reason: as above
     """Attaches the recorder once the trainer has made its engine, and seeds what completions are drawn from."""
 
-    def __init__(self, recorder: Recorder, case: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, recorder: Recorder, case: Mapping[str, Any], seed: int, names: Mapping[str, str] = INPUTS
+    ) -> None:
+        """names: the trainer's names of a micro-batch's inputs, and ours."""
         self.recorder = recorder
+        self.names = names
         self.case = case
         self.seed = seed
-        self.trainer: RecordedTrainer
+        self.trainer: Any
         self.began: float | None = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -117,7 +121,7 @@ class Listener(transformers.TrainerCallback):  # type: ignore[misc]  # reason: a
         def recorded(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             with self.recorder.untimed():
                 seen = self.trainer.inputs_seen
-                inputs = {ours: seen[theirs] for theirs, ours in INPUTS.items() if seen.get(theirs) is not None}
+                inputs = {ours: seen[theirs] for theirs, ours in self.names.items() if seen.get(theirs) is not None}
                 # Where DeepSpeed is told not to divide by the accumulation steps the trainer has done so.
                 divided = not kwargs.get("scale_wrt_gas", True)
                 self.recorder.micro_batch(inputs, loss * accumulation if divided else loss, self.trainer.logprobs_seen)

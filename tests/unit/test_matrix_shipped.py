@@ -16,7 +16,7 @@ from ci.plan import Plan, Selection, make_plan
 
 ROOT = Path(__file__).parents[2]
 LANES = ("nightly", "pull-request", "weekly")
-CPU_STACKS = ("frozen-update", "newest", "report-a", "report-a-018", "report-b", "stable")
+CPU_STACKS = ("frozen-update", "newest", "report-a", "report-a-018", "report-b", "stable", "swift-3.10.2")
 SLOWEST_LANE_S = 240
 """What the pull-request lane may take on two cores."""
 ENGINE_S, SWEEP_S, TRL_S, START_S = 3, 1.5, 15, 30
@@ -42,6 +42,7 @@ def lane(name: str) -> Plan:
         ("report-a-018", "0.18.2", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
         ("report-a", "0.17.6", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
         ("report-b", "0.15.4", "4.46.2", "1.1.1", "0.17.0", "0.13.2"),
+        ("swift-3.10.2", "0.17.6", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
     ],
 )
 def test_the_stacks_are_those_that_were_asked_for(
@@ -99,6 +100,15 @@ def test_the_pull_request_lane_is_short_and_on_newest() -> None:
 
 def test_no_shipped_stack_is_gated_out_of_a_lane() -> None:
     assert [cell.id for name in LANES for cell in lane(name).cells if cell.gated] == []
+
+
+def test_the_report_s_own_command_has_a_lane_and_is_no_cell_of_the_others() -> None:
+    plan = make_plan(shipped(), Selection(lane="reports"))
+    names = [f"cpu/swift-3.10.2/grpo-lora/ms-swift-zero{stage}-bf16-gas4" for stage in (0, 2, 3)]
+    assert [cell.id for cell in plan.runnable] == [cell.id for cell in plan.cells] == names
+    for cell in plan.cells:
+        assert set(MEASURED) <= set(shipped().tolerances_for(cell.job, cell.case))
+    assert not any(cell.case.get("trainer") == "ms-swift" for name in LANES for cell in lane(name).cells)
 
 
 def test_each_stage_has_a_binding_and_a_free_clip_every_night() -> None:

@@ -1,0 +1,105 @@
+"""ms-swift cells, as far as they can be looked at without it: command line, loss, and what is taken from the log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.jobs import corrections
+from tests.jobs.recorder import RankRecord, StepRecord
+from tests.jobs.swift import trainer
+from tests.jobs.swift.grpo import SwiftGrpo, arguments
+from tests.jobs.trl_grpo import TrlGrpo
+from tests.jobs.workload import seed_weights
+
+CASE = {
+    "trainer": "ms-swift",
+    "zero_stage": 2,
+    "dtype": "fp32",
+    "optimizer": "adamw",
+    "gradient_accumulation_steps": 4,
+    "beta": 0,
+}
+PAYLOAD: dict[str, Any] = {"job": "grpo-lora", "case": CASE, "seed": 3, "world_size": 2, "clip": 1.0, "corrections": []}
+
+
+def test_the_command_line_is_that_of_the_report() -> None:
+    words = arguments(PAYLOAD, Path("folder"), [Path("plugin.py"), corrections.FOLDER / "loss_scale.py"])
+    said = dict(zip(words[1::2], words[2::2], strict=False))
+    assert words[0] == "rlhf"
+    report = {
+        "--rlhf_type": "grpo",
+        "--deepspeed": "zero2",
+        "--loss_type": "bnpo",
+        "--epsilon_high": "0.28",
+        "--lora_rank": "16",
+        "--target_modules": "all-linear",
+        "--temperature": "0.8",
+        "--top_p": "0.85",
+        "--overlong_filter": "true",
+        "--dynamic_sample": "true",
+        "--torch_dtype": "bfloat16",
+        "--gradient_accumulation_steps": "4",
+    }
+    assert {name: said.get(name) for name in report} == report
+    assert float(said["--max_grad_norm"]) == 1.0
+    assert words[-3:] == ["--external_plugins", "plugin.py", str(corrections.FOLDER / "loss_scale.py")]
+    assert "None" not in words
+
+
+def batch(truncated: list[bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same micro-batch as ms-swift and as TRL have it; TRL's mask leaves truncated completions out."""
+    drawn = TrlGrpo(CASE, 3).micro_batch(0, 0, 0)
+    cut = torch.tensor(truncated)
+    prompt, completion = drawn["prompt_ids"], drawn["completion_ids"]
+    mask = drawn["completion_mask"].bool()
+    ours = {
+        "input_ids": torch.cat([prompt, completion], dim=1),
+        "attention_mask": torch.cat([drawn["prompt_mask"], drawn["completion_mask"]], dim=1),
+        "completion_mask": mask,
+        "truncated_mask": cut,
+        "logits_to_keep": completion.size(1),
+        "advantages": drawn["advantages"],
+    }
+    return ours, {**drawn, "counted": mask & ~cut.unsqueeze(-1)}
+
+
+@pytest.mark.parametrize("truncated", [[False] * 4, [False, True, False, False], [True] * 4])
+def test_truncated_completions_do_not_count(truncated: list[bool]) -> None:
+    model = TrlGrpo(CASE, 3).build()
+    seed_weights(model, TrlGrpo(CASE, 3))
+    inputs, same = batch(truncated)
+    loss, logprobs = SwiftGrpo(CASE, 3).loss(model, inputs)
+    _, expected = TrlGrpo(CASE, 3).loss(model, same)
+    assert logprobs is not None and expected is not None
+    assert torch.equal(logprobs, expected)
+    # With one iteration the ratio is 1 everywhere, so the loss is the mean of the advantages over what counts.
+    weights = same["counted"].float()
+    mean = -(same["advantages"].unsqueeze(1) * weights).sum() / weights.sum().clamp(min=1.0)
+    assert float(loss.detach()) == pytest.approx(float(mean), abs=1e-6)
+
+
+def records(*norms: float) -> list[RankRecord]:
+    def step(norm: float) -> StepRecord:
+        return StepRecord([], [], {}, norm, None, None, 1, [])
+
+    return [RankRecord(rank, "", {}, {}, [step(norm) for norm in norms], 0.0, "cpu", [], {}) for rank in range(2)]
+
+
+def test_the_norm_is_taken_from_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "logging.jsonl"
+    entries = [{"loss": 0.5, "grad_norm": 0.12345679}, {"loss": 0.5, "grad_norm": 0.5}, {"train_loss": 0.5}]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    ranks = records(0.123456789012, 0.25, 0.125)
+    trainer.take_logged(ranks, trainer.logged(log))
+    first, second, third = ranks[0].steps
+    assert (first.grad_norm_reported, first.violations) == (0.12345679, [])
+    assert second.grad_norm_reported == 0.5
+    assert second.violations == ["ms-swift logged grad_norm 0.5, the engine says 0.25"]
+    assert third.violations == ["ms-swift logged nothing of this step"]
+    assert [step.grad_norm_reported for step in ranks[1].steps[:2]] == [0.12345679, 0.25]
+    assert trainer.logged(tmp_path / "none") == []
