@@ -21,7 +21,7 @@ TAIL = 4096
 """Bytes of a log, and of a rank's stack, in the page; the whole file lies beside it."""
 PLAIN = (Verdict.OK, Verdict.NOT_RUN)
 """Verdicts of cells without plots and log."""
-PLOTTED = 1000
+PLOTTED = 500
 """At most so many cells have plots, in the report's order."""
 REFERENCE = "reference"
 
