@@ -13,8 +13,22 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from ci import cases
-from ci.entries import CASE_KEYS, CURRENT, MODE, NEGATION, CaseKey, Defect, Exclusion, Job, Lane, Matrix, Scalar, Where
+from ci import cann, cases
+from ci.entries import (
+    CASE_KEYS,
+    CURRENT,
+    MODE,
+    NEGATION,
+    CaseKey,
+    Defect,
+    Exclusion,
+    Job,
+    Lane,
+    Matrix,
+    Scalar,
+    Stack,
+    Where,
+)
 from ci.errors import choices
 
 CORRECTIONS = Path("ci/corrections")
@@ -52,6 +66,7 @@ def _order(matrix: Matrix) -> Iterator[Contradiction]:
     """Entries are sorted by id, so that two changes rarely touch the same line and a reader finds an entry."""
     sections: dict[str, Mapping[str, object]] = {
         "package_indexes": matrix.package_indexes,
+        "cann": matrix.cann,
         "backends": matrix.backends,
         "stacks": matrix.stacks,
         "lanes": matrix.lanes,
@@ -82,12 +97,26 @@ def _backends_and_stacks(matrix: Matrix) -> Iterator[Contradiction]:
             yield Contradiction(here, f"{CURRENT!r}", "another id: this one means what an interpreter has installed")
         if stack.backend not in matrix.backends:
             yield _unknown((*here, "backend"), "backend", stack.backend, matrix.backends)
+        yield from _cann(matrix, here, stack)
         for package in stack.pins:
             if package != canonicalize_name(package):
                 yield Contradiction((*here, "pins", package), repr(package), f"{canonicalize_name(package)!r}")
         for package in stack.why:
             if package not in stack.pins:
                 yield _unknown((*here, "why", package), "pin", package, stack.pins)
+
+
+def _cann(matrix: Matrix, here: Place, stack: Stack) -> Iterator[Contradiction]:
+    """A stack names a CANN where its image is one of CANN, and pins the torch-npu that is made for it."""
+    backend = matrix.backends.get(stack.backend)
+    needed = backend is not None and "{cann}" in (backend.base_image or "")
+    if needed and stack.cann is None:
+        yield Contradiction(here, "no cann", f"the CANN of its base image: {', '.join(matrix.cann) or 'none is known'}")
+    elif stack.cann is not None and not needed:
+        yield Contradiction((*here, "cann"), repr(stack.cann), f"none: the image of {stack.backend} has no CANN")
+    elif stack.cann is not None and (wrong := cann.mismatch(matrix.cann, stack.cann, stack.pins)) is not None:
+        place = (*here, "cann") if stack.cann not in matrix.cann else (*here, "pins")
+        yield Contradiction(place, *wrong)
 
 
 def _job(matrix: Matrix, here: Place, job: Job) -> Iterator[Contradiction]:

@@ -132,6 +132,12 @@ def missing_devices(backend: str, facts: Facts) -> Finding | None:
     return None
 
 
+def device_numbers_here(backend: str, facts: Facts) -> tuple[str, ...]:
+    """The numbers of this host's devices of a backend, by their files."""
+    files = {"cuda": facts.nvidia_devices, "npu": facts.davinci_devices}.get(backend, ())
+    return tuple(sorted((file[len(file.rstrip("0123456789")) :] for file in files), key=int))
+
+
 def _devices(backend: str, facts: Facts) -> Iterator[Finding]:
     missing = missing_devices(backend, facts)
     if missing is not None:

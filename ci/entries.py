@@ -140,24 +140,65 @@ class PackageIndex(Entry):
     variable: Annotated[str, Field(description="environment variable that replaces the URL; '' switches it off")]
 
 
-class Backend(Entry):
-    """An accelerator with its collective library and its image."""
+class Devices(Entry):
+    """The devices of a backend: how processes see them, and how an engine hands them to a container.
 
-    accelerator: str
-    communication: str
+    Of the ways to hand over, the first that an engine has is taken: an OCI runtime of the vendor, CDI, and then either
+    `--gpus` or the device files with the folders of the driver. `{}` in `files` stands for a device's number.
+    """
+
+    visible: Annotated[str, Field(description="environment variable that lists the devices a process may use")]
+    runtime: Annotated[str | None, Field(description="OCI runtime of the vendor, taken where the engine has it")] = None
+    runtime_variable: Annotated[str | None, Field(description="environment variable that this runtime reads")] = None
+    cdi: Annotated[str | None, Field(description="CDI kind, taken where the engine knows a device of it")] = None
+    gpus: Annotated[bool, Field(description="whether --gpus hands them over")] = False
+    files: Annotated[tuple[str, ...], Field(description="device files, those without a number for all")] = ()
+    mounts: Annotated[tuple[str, ...], Field(description="files and folders of the driver, bound read-only")] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Devices:
+        if self.gpus == bool(self.files):
+            raise ValueError("either `gpus: true` or device `files`: a way that every engine has")
+        if (self.runtime is None) != (self.runtime_variable is None):
+            raise ValueError("`runtime` and `runtime_variable` together: without the runtime the variable does nothing")
+        return self
+
+
+class Container(Entry):
+    """What a container of a backend needs besides its devices. ulimits: -1 is no limit; stack and memlock in bytes."""
+
+    shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[mg]$", description="size of /dev/shm")] = "1g"
+    ipc: Literal["private", "host"] = "private"
+    ulimits: dict[Word, int] = {}
+
+
+class Backend(Entry):
+    """An accelerator with its collective library and its image. base_image: `{cann}` and `{python}` are a stack's."""
+
+    accelerator: Annotated[str, Field(description="DeepSpeed's name of it")]
+    communication: Annotated[str, Field(description="torch.distributed's name of its collective library")]
     start_method: Literal["forkserver", "spawn"]
+    environment: Annotated[dict[str, str], Field(description="environment of the jobs")] = {}
+    devices: Devices | None = None
+    container: Container = Container()
     dockerfile: str | None = None
     base_image: str | None = None
     package_index: str | None = None
+    lock_platform: Annotated[str, Field(description="uv's name of the platform that locks are resolved for")] = (
+        "x86_64-manylinux_2_28"
+    )
+    packages: Annotated[tuple[str, ...], Field(description="what its runtime needs of each stack, unpinned")] = ()
+    never_run: Annotated[str | None, Field(description="said with every result: on what it has not run yet")] = None
     unavailable: Annotated[str | None, Field(description="why this backend cannot run anything yet")] = None
 
 
 class Stack(Entry):
-    """A named set of exact pins."""
+    """A named set of exact pins. cann: the CANN of its base image, where the backend's image is one of CANN."""
 
     backend: str
     about: str
     python: ExactVersion
+    cann: str | None = None
     lock: str
     pins: dict[str, ExactVersion]
     why: dict[str, str] = {}
@@ -365,6 +406,9 @@ class Matrix(Entry):
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     package_indexes: dict[Word, PackageIndex]
+    cann: Annotated[
+        dict[Word, tuple[ExactVersion, ...]], Field(description="torch-npu releases of each CANN, as published")
+    ] = {}
     backends: dict[Word, Backend]
     stacks: dict[Word, Stack]
     lanes: dict[Word, Lane]

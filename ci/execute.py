@@ -26,6 +26,7 @@ from ci.judge import judge_cell, judge_run, same_version
 from ci.matrix import Matrix
 from ci.plan import Cell, Plan, PlannedStack
 from ci.progress import ProgressView, brief_time
+from ci.provision.devices import inside
 from ci.provision.runtime import Environment, Override, Recipe, Runtime
 from ci.runfolder import RunFolder, explained
 from ci.runrecord import EVIDENCE, FAILING, CellRecord, Context, RunRecord, SavedPlan, write_plan, write_run
@@ -37,7 +38,8 @@ from ci.userfiles import Adapter, copy_into, read_ds_config
 class Request:
     """Everything a run needs, resolved: what `ci.commands.run` makes of the command line.
 
-    context: how the run was asked for; its stacks and image are filled in as they are made.
+    context: how the run was asked for; its stacks and image are filled in as they are made. devices: the numbers of
+    those it may use; None where the backend has none.
     """
 
     plan: Plan
@@ -50,6 +52,7 @@ class Request:
     fail_fast: bool = False
     adapter: Adapter | None = None
     ds_config: Path | None = None
+    devices: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,13 @@ class Execution:
             self._give_reason(cells, differences)
             return f"--fail-fast: {stack.id}: {differences}" if self._request.fail_fast else None
         world_sizes = [cell.world_size for cell in cells]
-        chosen = workers.choose(world_sizes, cores=workers.cores(), free_mb=workers.free_memory_mb())
+        devices = self._request.devices
+        chosen = workers.choose(
+            world_sizes,
+            cores=workers.cores(),
+            free_mb=workers.free_memory_mb(),
+            devices=None if devices is None else len(devices),
+        )
         many = "1 cell" if len(cells) == 1 else f"{len(cells)} cells, {chosen.count} at a time"
         self._say(f"{stack.id}: {many} ({chosen.why})")
         order_file = folder / f"order.{stack.id}.json"
@@ -241,7 +250,10 @@ class Execution:
         adapter = f"{request.runtime.path_inside(inputs[0])}:{request.adapter.cls}" if request.adapter else None
         ds_config = read_ds_config(request.ds_config) if request.ds_config else None
         backend = request.matrix.backends[request.plan.backend]
-        content = order.build(request.plan.backend, backend, stack, cells, adapter=adapter, ds_config=ds_config)
+        devices = inside(request.devices or (), in_container=request.runtime.id == "docker")
+        content = order.build(
+            request.plan.backend, backend, stack, cells, adapter=adapter, ds_config=ds_config, devices=devices
+        )
         with explained(order_file):
             order.write(order_file, content)
 

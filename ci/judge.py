@@ -81,7 +81,9 @@ def judge_run(plan: SavedPlan, reading: Reading, matrix: Matrix, duration_s: flo
             for defect in matrix.defects
             if defect.id in named
         },
-        unavailable={name: backend.unavailable for name, backend in matrix.backends.items() if backend.unavailable},
+        unavailable={
+            name: why for name, backend in matrix.backends.items() if (why := backend.unavailable or backend.never_run)
+        },
         incomplete=reading.skipped,
     )
 

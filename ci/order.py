@@ -22,8 +22,12 @@ def build(
     adapter: str | None = None,
     ds_config: Mapping[str, Any] | None = None,
     seed: int = 0,
+    devices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The order for one stack. adapter: "FILE.py:Class", as the runtime sees the path. ds_config: its content."""
+    """The order for one stack. adapter: "FILE.py:Class", as the runtime sees the path. ds_config: its content.
+
+    devices: the numbers that the jobs may use, as they see them; none where the backend has none.
+    """
     return {
         "schema": SCHEMA,
         "backend": {
@@ -31,6 +35,9 @@ def build(
             "accelerator": backend.accelerator,
             "communication": backend.communication,
             "start_method": backend.start_method,
+            "environment": dict(backend.environment),
+            "visible": None if backend.devices is None else backend.devices.visible,
+            "devices": list(devices),
         },
         "stack": {"id": stack.id, "pins": dict(stack.pins), "check_pins": stack.check_pins},
         "cells": [

@@ -14,9 +14,9 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ci import cases, claims
+from ci import cann, cases, claims
 from ci.dsconfig import case_of_ds_config
-from ci.errors import EnvironmentUnavailable, NothingToRun, UsageError, choices
+from ci.errors import EnvironmentUnavailable, NoDevice, NothingToRun, UsageError, choices
 from ci.matrix import CURRENT, Corrections, Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
 from ci.replacements import Replacement, parse_replacement
 from ci.userfiles import check_adapter, check_ds_config
@@ -34,6 +34,7 @@ DS_CONFIG_JOB = "grpo-lora"
 class Selection:
     """What the user asked for, as typed.
 
+    devices: the numbers of the devices there are for a case; None where that is not known, or the backend has none.
     current: the packages installed in the interpreter given, needed where `current` is among the stacks.
     repeat: further options of `run` that the command repeating one cell has to carry (`--runtime host`).
     """
@@ -45,6 +46,7 @@ class Selection:
     cases: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
     world_size: int | None = None
+    devices: tuple[str, ...] | None = None
     shard: str | None = None
     adapter: str | None = None
     ds_config: Path | None = None
@@ -109,10 +111,23 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.gated is None)
 
     def require_runnable(self) -> None:
-        """Raise NothingToRun where the pins let no cell run: such a run would be green and test nothing."""
+        """Raise NothingToRun where the pins let no cell run: such a run would be green and test nothing.
+
+        NoDevice where it is for want of devices.
+        """
         if not self.runnable:
             reasons = _unique(cell.gated for cell in self.cells if cell.gated is not None)
+            if all(lacks_devices(self.selection, cell.world_size) for cell in self.cells):
+                raise NoDevice(f"no cell can run with these devices: {'; '.join(reasons)}")
             raise NothingToRun(f"no cell can run with these pins: {'; '.join(reasons)}")
+
+
+def lacks_devices(selection: Selection, world_size: int) -> str | None:
+    """Why the devices given cannot run a case of this world size; a rank needs one for itself."""
+    if selection.devices is None or world_size <= len(selection.devices):
+        return None
+    there = ", ".join(selection.devices) or "none"
+    return f"needs {world_size} devices, a rank each; those to be used are: {there}"
 
 
 def make_plan(matrix: Matrix, selection: Selection) -> Plan:
@@ -236,6 +251,9 @@ def _stacks(matrix: Matrix, lane: Lane, selection: Selection) -> dict[str, Plann
                 del pins[replacement.package]
             else:
                 pins[replacement.package] = replacement.version
+        level = own[name].cann
+        if level is not None and (wrong := cann.mismatch(matrix.cann, level, pins)) is not None:
+            raise UsageError(f"--with: stack {name}: found {wrong[0]}; expected {wrong[1]}")
         stacks[name] = PlannedStack(name, pins, Path(own[name].lock), check_pins=True, replacements=replacements)
     return stacks
 
@@ -372,7 +390,7 @@ def _cell(selection: Selection, stack: str, job_id: str, job: Job, case: _LaneCa
         case=case.values,
         world_size=int(world_size),
         timeout_s=job.timeout_s,
-        gated=gated,
+        gated=gated or lacks_devices(selection, int(world_size)),
         command=_command(selection, stack, job_id, case),
         adapter=None if selection.adapter is None else Path(selection.adapter).name,
         ds_config=None if selection.ds_config is None else selection.ds_config.name,

@@ -1,4 +1,4 @@
-"""How many cases run side by side: as many as the cores and the free memory carry.
+"""How many cases run side by side: as many as the devices carry, or the cores and the free memory.
 
 On cpu the world size is never gated: a case with more ranks than cores runs, alone and slower.
 """
@@ -50,10 +50,16 @@ def free_memory_mb(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     return min(found) if found else None
 
 
-def choose(world_sizes: Sequence[int], *, cores: int, free_mb: int | None) -> Workers:
-    """Workers for cases of these world sizes: cores // the usual world size, less if the largest would not fit."""
+def choose(world_sizes: Sequence[int], *, cores: int, free_mb: int | None, devices: int | None = None) -> Workers:
+    """Workers for cases of these world sizes: cores // the usual world size, less if the largest would not fit.
+
+    devices: how many a run has, where it has any: then each worker gets as many of its own as the largest case needs.
+    """
     if not world_sizes:
         return Workers(1, "no case")
+    if devices is not None:
+        count = min(max(1, devices // max(world_sizes)), len(world_sizes))
+        return Workers(count, f"{devices} devices, at most {max(world_sizes)} ranks a case")
     usual = Counter(sorted(world_sizes)).most_common(1)[0][0]
     by_cores = max(1, cores // usual)
     count = min(by_cores, len(world_sizes))

@@ -56,7 +56,9 @@ CorrectionsChoice = Annotated[
     Corrections, typer.Option("--corrections", help="Correct what the ledger has a correction for; `both`: beside.")
 ]
 WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help="For cells that do not fix it.")]
-Devices = Annotated[str | None, typer.Option("--devices", metavar="0,1", help="Reserved.")]
+Devices = Annotated[
+    str | None, typer.Option("--devices", metavar="0,1", help="Only these of the backend's devices, by number.")
+]
 Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equal parts.")]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="FILE.py:CLASS", help="Your own module in zero3-custom-adapter.")
@@ -68,6 +70,18 @@ Versions = Annotated[
 DsConfig = Annotated[
     Path | None, typer.Option("--ds-config", metavar="FILE.json", help="Your own DeepSpeed configuration, as a case.")
 ]
+
+
+def device_numbers(text: str | None, backend: str) -> tuple[str, ...] | None:
+    """--devices as numbers, each once; None where it was not given."""
+    if text is None:
+        return None
+    if backend == DEFAULT_BACKEND:
+        raise UsageError(f"--devices: backend {backend} has no devices to choose from; leave it out")
+    numbers = tuple(str(int(word)) if word.strip().isdecimal() else word for word in text.split(","))
+    if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
+        raise UsageError(f"--devices: found {text!r}; expected numbers, each once, such as 0,1")
+    return numbers
 
 
 def selection(
@@ -82,14 +96,16 @@ def selection(
     python: str | None,
     corrections: Corrections,
     world_size: int | None,
-    devices: str | None,
+    devices: tuple[str, ...] | None,
+    asked: tuple[str, ...] | None,
     shard: str | None,
     adapter: str | None,
     ds_config: Path | None,
 ) -> Selection:
-    """The options as a Selection. Looks into the given interpreter where `current` asks for it."""
-    if devices is not None:
-        raise UsageError("--devices is reserved: this release has no backend with devices yet; leave it out")
+    """The options as a Selection; looks into the given interpreter where `current` asks for it.
+
+    devices: the numbers there are for a case. asked: those of --devices.
+    """
     if python is not None and runtime is not RuntimeName.HOST:
         raise UsageError("--python names the interpreter of --runtime host; give both")
     installed = None
@@ -100,6 +116,8 @@ def selection(
         repeat += ["--runtime", runtime]
     if python is not None:
         repeat += ["--python", python]
+    if asked is not None:
+        repeat += ["--devices", ",".join(asked)]
     return Selection(
         backend=backend,
         lane=lane,
@@ -108,6 +126,7 @@ def selection(
         cases=tuple(cases or ()),
         replacements=tuple(replacements or ()),
         world_size=world_size,
+        devices=devices,
         shard=shard,
         adapter=adapter,
         ds_config=ds_config,

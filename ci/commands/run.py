@@ -8,24 +8,25 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ci import facts, workers
 from ci.commands import options
-from ci.doctor import missing_devices
-from ci.errors import CiError, ExitCode, NoDevice
+from ci.doctor import device_numbers_here, missing_devices
+from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
 from ci.execute import Execution, Outcome, Request
 from ci.installed import host_python
 from ci.interrupts import Interrupts
-from ci.matrix import load
+from ci.matrix import Matrix, load
 from ci.plan import Plan, PlannedStack, make_plan
 from ci.provision.choose import Choice, choose
+from ci.provision.devices import Grant
 from ci.provision.host import HostRuntime
 from ci.provision.recipe import CURRENT, current_recipe, recipe_for
-from ci.provision.runtime import Override, Recipe, Runtime, pytest_command
+from ci.provision.runtime import COMMON_ENVIRONMENT, Override, Recipe, Runtime, pytest_command
 from ci.provision.venv import VenvRuntime
 from ci.report import print_run
 from ci.runrecord import Context
@@ -63,12 +64,8 @@ def main(
 
     with Interrupts() as interrupts:
         matrix = load()
-        missing = missing_devices(backend, facts.gather())
-        if missing is not None and backend in matrix.backends:
-            raise NoDevice(
-                f"{backend}: this host has no device for it: {missing.found}. "
-                f"To mend it: {missing.mend}. Nothing was run: a run on CPU would prove nothing about {backend}."
-            )
+        asked = options.device_numbers(devices, backend)
+        numbers = _devices(matrix, backend, asked, say, dry_run=dry_run)
         plan = make_plan(
             matrix,
             options.selection(
@@ -82,15 +79,19 @@ def main(
                 python=python,
                 corrections=corrections,
                 world_size=world_size,
-                devices=devices,
+                devices=numbers,
+                asked=asked,
                 shard=shard,
                 adapter=adapter,
                 ds_config=ds_config,
             ),
         )
         plan.require_runnable()
+        if why := matrix.backends[backend].never_run:
+            say(f"{backend}: {why}")
+        grant = Grant(matrix.backends[backend], numbers if numbers is not None else _as_many_as_needed(plan))
         host = str(host_python(python)) if runtime is options.RuntimeName.HOST else None
-        place = choose(runtime, Path.cwd(), host, say)
+        place = choose(runtime, Path.cwd(), host, say, grant)
         say(f"{place.runtime.id}: {place.reason}")
         say(place.runtime.describe())
         for planned in plan.stacks.values():
@@ -103,7 +104,7 @@ def main(
             for name in plan.stacks
         }
         if dry_run:
-            return _dry_run(plan, place.runtime, recipes, out)
+            return _dry_run(plan, place.runtime, recipes, grant, out)
         request = Request(
             plan=plan,
             matrix=matrix,
@@ -115,6 +116,7 @@ def main(
             fail_fast=fail_fast,
             adapter=check_adapter(adapter) if adapter else None,
             ds_config=ds_config,
+            devices=numbers,
         )
         outcome = Execution(request, console, interrupts).run()
     print_run(outcome.record)
@@ -123,6 +125,35 @@ def main(
     if outcome.stopped is not None:
         raise outcome.stopped
     return outcome.record.exit_code()
+
+
+def _devices(
+    matrix: Matrix, backend: str, asked: tuple[str, ...] | None, say: Callable[[str], None], *, dry_run: bool
+) -> tuple[str, ...] | None:
+    """The numbers of the devices to use: those asked for, else all that are here. None where the backend has none.
+
+    A host without them is NoDevice; a dry run goes on, with what was asked for.
+    """
+    if backend not in matrix.backends or matrix.backends[backend].devices is None:
+        return None
+    host = facts.gather()
+    missing = missing_devices(backend, host)
+    if missing is None:
+        here = device_numbers_here(backend, host)
+        absent = [number for number in asked or () if number not in here]
+        if absent and not dry_run:
+            raise NoDevice(f"--devices {','.join(absent)}: not on this host, which has {', '.join(here)}")
+        return asked or here
+    said = f"{backend}: this host has no device for it: {missing.found}. To mend it: {missing.mend}."
+    if not dry_run:
+        raise NoDevice(f"{said} Nothing was run: a run on CPU would prove nothing about {backend}.")
+    say(said)
+    return asked
+
+
+def _as_many_as_needed(plan: Plan) -> tuple[str, ...]:
+    """What a dry run on a host without devices takes for them: as many as the largest case needs."""
+    return tuple(map(str, range(max(cell.world_size for cell in plan.runnable))))
 
 
 def _publish(outcome: Outcome, say: Callable[[str], None]) -> None:
@@ -175,23 +206,52 @@ def _shown(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _dry_run(plan: Plan, runtime: Runtime, recipes: Mapping[str, Recipe], out: Path) -> ExitCode:
-    """The cells, one a line, and per stack the command that would run them; nothing is made."""
+def _dry_run(plan: Plan, runtime: Runtime, recipes: Mapping[str, Recipe], grant: Grant, out: Path) -> ExitCode:
+    """The cells, one a line, and per stack the command that would run them; nothing is made.
+
+    For a backend with devices the container's command is among them even where no engine answers.
+    """
     for cell in plan.cells:
         print(cell.id if cell.gated is None else f"{cell.id}\tnot run: {cell.gated}")
     run = out.resolve() / f"TIME-{plan.backend}-ID"
+    devices = None if grant.backend.devices is None else len(grant.numbers)
     for name, recipe in recipes.items():
         world_sizes = [cell.world_size for cell in plan.runnable if cell.stack == name]
         if not world_sizes:
             continue
-        count = workers.choose(world_sizes, cores=workers.cores(), free_mb=workers.free_memory_mb()).count
-        order, results = str(run / f"order.{name}.json"), str(run)
+        free_mb = workers.free_memory_mb()
+        count = workers.choose(world_sizes, cores=workers.cores(), free_mb=free_mb, devices=devices).count
+        order = run / f"order.{name}.json"
+        python = None
         if isinstance(runtime, VenvRuntime):
             python = str(runtime.folder(recipe, _overrides(plan.stacks[name])) / "bin" / "python")
         elif isinstance(runtime, HostRuntime):
             python = runtime.python
-        else:
-            python, order, results = "/opt/stack/bin/python", "/project/order.json", "/results"
-        where = "in a container of its image: " if runtime.id == "docker" else ""
-        print(f"{name}: {where}{shlex.join(pytest_command(python, order, results, count))}")
+        if python is not None:
+            print(f"{name}: {shlex.join(pytest_command(python, str(order), str(run), count))}")
+        if python is None or (devices is not None and name != CURRENT):
+            print(f"{name}: {shlex.join(_container_command(name, recipe, grant, order, run, count))}")
     return ExitCode.OK
+
+
+def _container_command(name: str, recipe: Recipe, grant: Grant, order: Path, run: Path, count: int) -> tuple[str, ...]:
+    """The `docker run` of a stack, for the engine here; where none answers, for one that has no more than Docker."""
+    # Imported here: the Docker SDK takes a moment, and only this needs it.
+    from ci.provision import engine
+    from ci.provision.commandline import docker_run
+    from ci.provision.image import granted, orders_for
+
+    try:
+        info: Mapping[str, Any] = engine.connect().info()
+    except EnvironmentUnavailable:
+        info = {}
+    orders = orders_for(
+        Path.cwd(),
+        f"zero-regression-matrix/{recipe.backend}:{name}-KEY",
+        "KEY",
+        pytest_command("/opt/stack/bin/python", "/project/order.json", "/results", count),
+        order,
+        run,
+        environment=COMMON_ENVIRONMENT,
+    )
+    return docker_run(granted(orders, grant, info))

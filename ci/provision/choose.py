@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.errors import EnvironmentUnavailable, UsageError, choices
+from ci.provision.devices import Grant
 from ci.provision.runtime import Runtime, RuntimeId
 
 RUNTIMES: tuple[RuntimeId, ...] = ("docker", "venv", "host")
@@ -21,7 +22,11 @@ class Choice:
 
 
 def choose(
-    asked: str | None, root: Path, python: str | None = None, say: Callable[[str], None] | None = None
+    asked: str | None,
+    root: Path,
+    python: str | None = None,
+    say: Callable[[str], None] | None = None,
+    grant: Grant | None = None,
 ) -> Choice:
     """The runtime asked for, or Docker if an engine answers and can build, else a virtual environment."""
     # Imported where they are used: plan and judge need neither the SDK nor the time it takes to import.
@@ -51,4 +56,6 @@ def choose(
 
         # What to do about it comes after the semicolon; here something has been done about it.
         return Choice(VenvRuntime(root, say=say), error.message.partition("; ")[0])
-    return Choice(DockerRuntime(root, client, say=say), "asked for" if asked else "a Docker engine answers")
+    return Choice(
+        DockerRuntime(root, client, say=say, grant=grant), "asked for" if asked else "a Docker engine answers"
+    )

@@ -18,10 +18,12 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
-from docker.types import Mount
+from docker.types import DeviceRequest, Mount, Ulimit
 
+from ci.entries import Container as Needs
 from ci.errors import EnvironmentUnavailable
 from ci.provision.build import LABEL
+from ci.provision.devices import Handover
 from ci.provision.engine import ANSWER_S, LOST, answering, explain
 from ci.provision.owner import is_orphan, owner
 from ci.provision.process import GRACE_S
@@ -47,6 +49,23 @@ class Orders:
     volume: tuple[str, str]
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs = field(default_factory=Needs)
+    handover: Handover = field(default_factory=Handover)
+
+    @property
+    def whole_environment(self) -> dict[str, str]:
+        """The environment inside."""
+        return {"HOME": "/tmp", **self.environment, **self.handover.environment}
+
+
+def device_requests(handover: Handover) -> list[DeviceRequest]:
+    """`--gpus` and CDI devices as the engine's interface has them."""
+    requests = []
+    if handover.gpus:
+        requests.append(DeviceRequest(device_ids=list(handover.gpus), capabilities=[["gpu"]]))
+    if handover.cdi:
+        requests.append(DeviceRequest(driver="cdi", device_ids=list(handover.cdi)))
+    return requests
 
 
 def plain_user() -> tuple[int, int]:
@@ -118,6 +137,8 @@ class RunningContainer:
         mounts = [Mount(inside, str(path.resolve()), type="bind", read_only=True) for path, inside in orders.shown]
         folder, inside = orders.written
         mounts.append(Mount(inside, str(folder.resolve()), type="bind"))
+        given = orders.handover
+        mounts += [Mount(place, place, type="bind", read_only=True) for place in given.mounts]
         mounts.append(Mount(orders.volume[1], orders.volume[0], type="volume", labels={LABEL: "bytecode"}))
         return self._client.containers.create(
             orders.image,
@@ -125,7 +146,7 @@ class RunningContainer:
             name=self._name,
             labels={OWNER: owner()},
             user=f"{uid}:{gid}",
-            environment={"HOME": "/tmp", **orders.environment},
+            environment=orders.whole_environment,
             mounts=mounts,
             network_mode="none",
             read_only=True,
@@ -134,7 +155,13 @@ class RunningContainer:
             security_opt=["no-new-privileges"],
             init=True,
             # Ranks share tensors through /dev/shm; the engine's 64 MB end in a bus error.
-            shm_size="1g",
+            shm_size=orders.needs.shm_size,
+            ipc_mode=orders.needs.ipc,
+            ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in orders.needs.ulimits.items()],
+            runtime=given.runtime,
+            device_requests=device_requests(given),
+            devices=[f"{path}:{path}:rwm" for path in given.files],
+            group_add=[str(group) for group in given.groups],
         )
 
     @property

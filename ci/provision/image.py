@@ -7,6 +7,7 @@ What a closed network needs goes in as secrets or predefined build arguments and
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.errors import ImageNotFound, NotFound
@@ -26,6 +28,7 @@ from ci.errors import EnvironmentUnavailable
 from ci.provision import cache, locks, process, replace
 from ci.provision.build import LABEL, Order, build
 from ci.provision.container import OWNER, Orders, RunningContainer, hand_over, new_name, plain_user, remove
+from ci.provision.devices import Grant
 from ci.provision.engine import LOST, answering
 from ci.provision.engine import explain as engine_says
 from ci.provision.owner import owner
@@ -65,9 +68,11 @@ class DockerRuntime:
         client: docker.DockerClient,
         site: Site | None = None,
         say: Callable[[str], None] | None = None,
+        grant: Grant | None = None,
     ) -> None:
         self._root = root
         self._client = client
+        self._grant = grant
         self._site = site or Site.of()
         self._say = say or (lambda text: None)
         self._cache = root / ".cache" / "images"
@@ -126,24 +131,23 @@ class DockerRuntime:
         extra_env: Mapping[str, str] | None = None,
         inputs: Sequence[Path] = (),
     ) -> Running:
-        shown = [(self._root / "tests", "/project/tests"), (order_file, "/project/order.json")]
-        corrections = self._root / "ci" / "corrections"
-        if corrections.is_dir():
-            shown.append((corrections, "/project/ci/corrections"))
-        shown += [(path, self.path_inside(path)) for path in inputs]
         hand_over(results_dir)
         _must_be_readable([self._root / "tests", *inputs])
-        key = (environment.image or "").rpartition("-")[2]
-        orders = Orders(
-            image=environment.image_id or environment.image or "",
-            command=pytest_command(environment.python, "/project/order.json", "/results", workers),
-            shown=shown,
-            written=(results_dir, "/results"),
-            # One per image and user: nobody runs bytecode that another user wrote.
-            volume=(f"{LABEL}-bytecode-{key}-{plain_user()[0]}", "/pycache"),
-            log_path=results_dir / "pytest.log",
+        orders = orders_for(
+            self._root,
+            environment.image_id or environment.image or "",
+            (environment.image or "").rpartition("-")[2],
+            pytest_command(environment.python, "/project/order.json", "/results", workers),
+            order_file,
+            results_dir,
             environment={**COMMON_ENVIRONMENT, **(extra_env or {})},
+            inputs=[(path, self.path_inside(path)) for path in inputs],
         )
+        if self._grant is not None:
+            with answering():
+                info = self._client.info() if self._grant.backend.devices is not None else {}
+            orders = granted(orders, self._grant, info)
+            _must_exist(orders.handover.mounts)
         return RunningContainer(self._client, orders)
 
     def _find(self, reference: str) -> Image | None:
@@ -164,7 +168,8 @@ class DockerRuntime:
         except LOST as error:
             raise EnvironmentUnavailable(
                 f"the base image {recipe.base_image} is neither here nor can it be pulled ({engine_says(error)}); "
-                "nox -s base-image makes one without a registry, --runtime venv needs none"
+                "nox -s base-image makes that of Debian without a registry; another can be pulled elsewhere and "
+                "brought here under this name by docker save and docker load; --runtime venv needs none"
             ) from error
 
     def _tag(self, recipe: Recipe, lock: str, base: Image, overrides: Sequence[Override]) -> str:
@@ -198,6 +203,48 @@ class DockerRuntime:
         except OSError as error:
             raise process.cannot_write(known, error) from error
         return facts
+
+
+def orders_for(
+    root: Path,
+    image: str,
+    key: str,
+    command: Sequence[str],
+    order_file: Path,
+    results_dir: Path,
+    *,
+    environment: Mapping[str, str],
+    inputs: Sequence[tuple[Path, str]] = (),
+) -> Orders:
+    """What a container of a stack's image runs and sees. key: what the name of its volume for bytecode ends in."""
+    shown = [(root / "tests", "/project/tests"), (order_file, "/project/order.json")]
+    corrections = root / "ci" / "corrections"
+    if corrections.is_dir():
+        shown.append((corrections, "/project/ci/corrections"))
+    return Orders(
+        image=image,
+        command=command,
+        shown=[*shown, *inputs],
+        written=(results_dir, "/results"),
+        # One per image and user: nobody runs bytecode that another user wrote.
+        volume=(f"{LABEL}-bytecode-{key}-{plain_user()[0]}", "/pycache"),
+        log_path=results_dir / "pytest.log",
+        environment=environment,
+    )
+
+
+def granted(orders: Orders, grant: Grant, info: Mapping[str, Any]) -> Orders:
+    """The same orders with what the backend needs and the devices of this run. info: `docker info`."""
+    return dataclasses.replace(orders, needs=grant.backend.container, handover=grant.handover(info))
+
+
+def _must_exist(mounts: Iterable[str]) -> None:
+    """A bind of a folder that is not there is refused by the engine, in words that do not say whose it is."""
+    if absent := [place for place in mounts if not Path(place).exists()]:
+        raise EnvironmentUnavailable(
+            f"{', '.join(absent)} of the device's driver: not on this host; install the driver, or the vendor's OCI "
+            "runtime for containers, or use --runtime host"
+        )
 
 
 def read_out(client: docker.DockerClient, image: Image, files: Sequence[str]) -> dict[str, str]:

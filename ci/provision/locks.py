@@ -23,7 +23,6 @@ from ci.provision.site import Site, uv
 #: What every stack needs besides its pins: the runner of the jobs, and what DeepSpeed's source needs to be built.
 BESIDES = ("ninja", "py-cpuinfo", "pytest", "pytest-xdist", "setuptools", "wheel")
 UNHASHED = "torch"
-PLATFORM = "x86_64-manylinux_2_28"
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
 
@@ -93,14 +92,17 @@ def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="lock-") as scratch:
         source, target = Path(scratch, f"{recipe.stack}.in"), Path(scratch, f"{recipe.stack}.txt")
         wanted = [f"{name}=={version}" for name, version in sorted(recipe.pins.items())]
-        source.write_text("\n".join([*wanted, *BESIDES]) + "\n", encoding="utf-8")
+        source.write_text("\n".join([*wanted, *BESIDES, *recipe.packages]) + "\n", encoding="utf-8")
         if not upgrade and recipe.lock is not None and recipe.lock.exists():
             # uv takes the releases of an existing output file as preferences.
             target.write_bytes(recipe.lock.read_bytes())
         command = ["pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header"]
-        command += ["--python-version", recipe.python, "--python-platform", PLATFORM, "--output-file", str(target)]
-        # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages.
-        if recipe.torch_index and not site.wheels_for({UNHASHED: recipe.pins.get(UNHASHED, "")}):
+        command += ["--python-version", recipe.python, "--python-platform", recipe.platform]
+        command += ["--output-file", str(target)]
+        # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages. And
+        # only a local build ("+cpu"): a plain release is on every index.
+        torch = recipe.pins.get(UNHASHED, "")
+        if recipe.torch_index and "+" in torch and not site.wheels_for({UNHASHED: torch}):
             page = f"{recipe.torch_index.rstrip('/')}/{UNHASHED}/"
             site = dataclasses.replace(site, wheel_pages=(*site.wheel_pages, page))
         uv(site, [*command, str(source)], f"the pins of stack {recipe.stack} cannot be locked")

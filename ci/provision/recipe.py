@@ -30,8 +30,10 @@ def recipe_for(matrix: Matrix, stack: str, root: Path, environ: Mapping[str, str
         lock=root / entry.lock,
         pins=entry.pins,
         dockerfile=root / backend.dockerfile,
-        base_image=backend.base_image,
+        base_image=backend.base_image.format(cann=(entry.cann or "").lower(), python=entry.python),
         torch_index=torch_index(matrix, entry.backend, environ),
+        packages=backend.packages,
+        platform=backend.lock_platform,
     )
 
 

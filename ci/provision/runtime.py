@@ -55,6 +55,10 @@ class Recipe:
     dockerfile: Path
     base_image: str
     torch_index: str = ""
+    #: What the backend's runtime needs of the stack besides its pins.
+    packages: tuple[str, ...] = ()
+    #: uv's name of the platform that the lock is resolved for.
+    platform: str = "x86_64-manylinux_2_28"
 
 
 @dataclass(frozen=True)

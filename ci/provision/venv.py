@@ -130,8 +130,9 @@ class VenvRuntime:
         env = self._site.uv_environment()
         env["PATH"] = os.pathsep.join([str(Path(uv_executable()).parent), env.get("PATH", os.defpath)])
         env["TORCH_INDEX"] = recipe.torch_index
-        # DeepSpeed: no operator is compiled in advance, whatever the caller's environment asks for.
-        env |= {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": recipe.backend}
+        # DeepSpeed: no operator is compiled in advance, whatever the caller's environment asks for. Without them the
+        # package is the same for every accelerator, and its setup.py needs no device.
+        env |= {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         # A setup.py that asks git for a commit must not be told that of the folder around it.
         env["GIT_DIR"] = os.devnull
         scripts = recipe.dockerfile.parent

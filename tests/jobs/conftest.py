@@ -39,7 +39,17 @@ def environment(ordered: order.Order) -> dict[str, str]:
         **ENVIRONMENT,
         "JOBS_WITH_TRL": "1" if with_trl else "0",
         "DS_ACCELERATOR": str(ordered.backend["accelerator"]),
+        **ordered.backend.get("environment", {}),
+        **_devices(ordered),
     }
+
+
+def _devices(ordered: order.Order) -> dict[str, str]:
+    """What limits this pytest worker to devices of its own."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    devices = ordered.backend.get("devices", ())
+    own = order.own_devices(devices, int(worker.removeprefix("gw")), int(workers))
+    return {str(ordered.backend["visible"]): ",".join(own)} if own else {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import linecache
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -28,10 +29,14 @@ COLLECTIVE_TIMEOUT_S = 45
 
 
 def assert_preloaded() -> None:
-    """The server's imports must be whole and single-threaded (multiprocessing swallows an ImportError there)."""
+    """The server's imports must be whole and single-threaded (multiprocessing swallows an ImportError there).
+
+    A rank that was spawned has imported for itself, and may have any number of threads.
+    """
     from tests.jobs import preload
 
-    if not getattr(preload, "READY", False) or preload.THREADS != 1:
+    forked = "tests.jobs.rank_server" in sys.modules
+    if not getattr(preload, "READY", False) or (forked and preload.THREADS != 1):
         raise RuntimeError(
             f"the rank server is not ready: {getattr(preload, 'THREADS', 0)} threads at the end of its imports "
             "(expected 1), or an import of the stack failed"
@@ -39,17 +44,25 @@ def assert_preloaded() -> None:
 
 
 def assert_accelerator(backend: Mapping[str, Any]) -> str:
-    """The name of DeepSpeed's accelerator, which must be the backend's: without a device it falls back to the CPU."""
-    name: str = get_accelerator().device_name()
+    """The name of DeepSpeed's accelerator, which must be the backend's and usable.
+
+    Without a device DeepSpeed falls back to the CPU; told which accelerator to take (DS_ACCELERATOR) it takes it by
+    name, device or not.
+    """
+    accelerator = get_accelerator()
+    name: str = accelerator.device_name()
     if name != backend["accelerator"]:
         raise RuntimeError(
             f"wrong accelerator: DeepSpeed chose {name!r}, the backend {backend['id']} needs {backend['accelerator']!r}"
         )
+    if not accelerator.is_available():
+        raise RuntimeError(f"the accelerator {name!r} of backend {backend['id']} is not usable here: it has no device")
     return name
 
 
 def init_distributed(context: RankContext, communication: str) -> None:
-    """Rendezvous by a file in the case's own folder: no port, no other case can answer."""
+    """Rendezvous by a file in the case's own folder: no port, no other case can answer. A rank has its own device."""
+    get_accelerator().set_device(context.rank)
     deepspeed.init_distributed(
         dist_backend=communication,
         auto_mpi_discovery=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,23 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What to run in this stack. backend: id, accelerator, communication, start_method."""
+    """What to run in this stack.
+
+    backend: id, accelerator, communication, start_method, environment; and, where it has devices, their numbers as
+    `devices` and the environment variable `visible` that limits a process to some of them.
+    """
 
     backend: Mapping[str, Any]
     stack: str
     pins: Mapping[str, str]
     check_pins: bool
     cells: tuple[Cell, ...]
+
+
+def own_devices(devices: Sequence[str], worker: int, workers: int) -> tuple[str, ...]:
+    """The devices of one pytest worker: no two workers share one."""
+    each = len(devices) // workers
+    return tuple(devices[worker * each : (worker + 1) * each])
 
 
 def read(path: Path) -> Order:

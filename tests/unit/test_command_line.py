@@ -87,14 +87,14 @@ def test_every_command_has_help(ci: Call) -> None:
         ("advice --versions deepspeed=0.1.x", 2, "found 'deepspeed=0.1.x'"),
         ("advice --for /no/such.txt", 2, "/no/such.txt: No such file"),
         ("advice --for a --versions b=1", 2, "--for and --versions both give pins"),
-        ("plan --devices 0,1", 2, "--devices is reserved"),
+        ("plan --devices 0,1", 2, "backend cpu has no devices"),
         ("plan --python python3", 2, "--python names the interpreter of --runtime host"),
         ("plan --runtime host --stack current --python /no/python", 3, "--python /no/python: no such interpreter"),
         ("plan --with deepspeed=0.14.0", 2, "no cell can run with these pins: needs deepspeed >=0.14.4"),
-        ("plan --backend cuda", 3, "backend cuda:"),
+        ("run --backend cuda", 3, "cuda: this host has no device for it"),
         ("plan --ds-config /no/such.json", 2, "/no/such.json: no such file"),
         ("run --stack newst", 2, "unknown stack 'newst'; did you mean newest?"),
-        ("run --devices 0", 2, "--devices is reserved"),
+        ("run --devices 0", 2, "backend cpu has no devices"),
     ],
 )
 def test_a_mistake_is_one_message_and_its_code(words: str, code: int, says: str, ci: Call) -> None:

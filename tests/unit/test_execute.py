@@ -71,6 +71,9 @@ def test_a_gated_cell_is_not_ordered(tmp_path: Path) -> None:
         "accelerator": "cpu",
         "communication": "gloo",
         "start_method": "forkserver",
+        "environment": {},
+        "visible": None,
+        "devices": [],
     }
     assert order["stack"]["check_pins"] is True
 
