@@ -309,6 +309,7 @@ Alternative = Literal[
     "own_rank_only",
     "masters_not_restored",
     "partitioned_as_empty",
+    "bias_added_after_rounding",
     "unclipped",
     "none",
     "inf",

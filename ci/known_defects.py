@@ -26,6 +26,7 @@ NAMES = {
     "masters_not_restored": "as if the engine had loaded the weights of the checkpoint, and had masters of its own",
     "own_rank_only": "that of each partition's own rank alone, not averaged over the ranks",
     "partitioned_as_empty": "as if the partitioned parameter were empty",
+    "bias_added_after_rounding": "as if linear layers added their bias to a product that was rounded before",
     "unclipped": "unclipped",
     "none": "None",
     "inf": "inf",

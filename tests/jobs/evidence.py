@@ -40,6 +40,7 @@ ALTERNATIVES = (
     "own_rank_only",
     "masters_not_restored",
     "partitioned_as_empty",
+    "bias_added_after_rounding",
     "unclipped",
 )
 """What a known defect may make of a step. The reference records each one that exists for the case as it goes."""

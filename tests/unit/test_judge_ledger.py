@@ -50,8 +50,8 @@ IN_FLIGHT_PARAMS = (
     "'ds_shape': (33, 33), 'requires_grad': True, 'grad_shape': None, 'persist': False, 'active_sub_modules': set(), "
     "'ds_tensor.shape': torch.Size([545])}]"
 )
-BEFORE = "0.15.2"
-"""A release of DeepSpeed before those of the shipped stacks, which surveys ran."""
+SURVEYED = ("0.15.2", "0.19.8")
+"""Releases of DeepSpeed that surveys ran and no shipped stack pairs with report B's other pins."""
 MESSAGES: Mapping[str, str] = {
     "checkpoint-weights-only-bf16": WEIGHTS_ONLY,
     "checkpoint-weights-only-zero": WEIGHTS_ONLY,
@@ -102,17 +102,18 @@ def pins(cell: Cell, release: str) -> dict[str, str]:
 def claimed() -> list[tuple[Defect, Cell, str]]:
     """(entry, a cell of the pull-request lane it claims, its release): per entry the oldest and the newest release.
 
-    Of an entry that no shipped stack is old enough for, report B's cells at a release before it.
+    Of an entry that no shipped stack shows, report B's cells at a release that surveys ran.
     """
     found = []
     lane = planned("pull-request")
     within_reach = [(cell, release, claiming(cell, release)) for cell, release in lane]
-    before = [(cell, BEFORE, claiming(cell, BEFORE)) for cell, _ in lane if cell.stack == "report-b"]
+    of_report_b = [(cell, release) for release in SURVEYED for cell, _ in lane if cell.stack == "report-b"]
+    surveyed = [(cell, release, claiming(cell, release)) for cell, release in of_report_b]
     for entry in shipped().defects:
-        cells = within_reach if any(entry in by for _, _, by in within_reach) else before
+        cells = within_reach if any(entry in by for _, _, by in within_reach) else surveyed
         mine = sorted((Version(release), cell.id) for cell, release, by in cells if entry in by)
         ends = {id_ for _, id_ in (*mine[:1], *mine[-1:])}
-        found += [(entry, cell, release) for cell, release, _ in cells if cell.id in ends]
+        found += [(entry, cell, release) for cell, release, by in cells if cell.id in ends and entry in by]
     return found
 
 
