@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 
 from ci import evidence, facts, workers
-from ci.bench import figure, lane, ranks, scale
+from ci.bench import figure, install, lane, ranks, scale
 from ci.bench.memory import Watch
 from ci.errors import EnvironmentUnavailable, ExitCode, UsageError
 from ci.matrix import load
 from ci.provision.recipe import recipe_for
+from ci.provision.site import Site
 from ci.provision.venv import VenvRuntime, isolated_environment
 from ci.runrecord import EVIDENCE
 
@@ -37,6 +38,9 @@ def main(
         Path | None,
         typer.Option("--deepspeed-tests", metavar="CHECKOUT", help="Also compare with a checkout's DistributedExec."),
     ] = None,
+    install_too: Annotated[
+        bool, typer.Option("--install", help="Also install the stack by uv and by pip; downloads it twice.")
+    ] = False,
     write: Annotated[bool, typer.Option("--write", help=f"Write {PAGE}.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept.")] = Path("results/bench"),
 ) -> ExitCode:
@@ -46,7 +50,8 @@ def main(
     console = Console(highlight=False, stderr=True)
     root = Path.cwd()
     matrix = load()
-    python = VenvRuntime(root, say=console.print).provision(recipe_for(matrix, STACK, root)).python
+    recipe = recipe_for(matrix, STACK, root)
+    python = VenvRuntime(root, say=console.print).provision(recipe).python
     environment = {
         **isolated_environment(python),
         # The bytecode that the lane's own runs have cached.
@@ -71,6 +76,9 @@ def main(
         console.print("the start in Docker")
         _run("docker", out, ONE_CELL)
         figures.append(lane.start("docker", _run("docker", out, ONE_CELL).first_case_s, import_s))
+    if install_too:
+        console.print("installing")
+        figures += install.figures(recipe, Site.of(), sys.executable)
     console.print("ranks in warm forks and in fresh processes")
     compared, parts = ranks.figures(matrix, stack, out.resolve(), deepspeed_tests)
     console.print("many cells")

@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ci.bench import figure, lane, memory, ranks, scale
+from ci.bench import figure, install, lane, memory, ranks, scale
 from ci.bench.figure import Figure, Part
 from ci.evidence import Evidence
 from ci.matrix import Matrix, load
 from ci.plan import Selection, make_plan
+from ci.provision import locks
 from tests.unit import synthetic
 
 STACK = "newest"
@@ -93,6 +95,15 @@ def test_every_cell_of_the_sizes_is_planned_judged_and_reported(
     found = scale.figures(shipped, STACK, evidence)
     assert [each.name.partition(",")[0] for each in found] == ["plan", "judge", "report"]
     assert all(each.value > 0 and "120 cells" in each.note for each in found)
+
+
+def test_a_lock_is_installed_in_the_three_steps_of_every_stack(shipped: Matrix) -> None:
+    stack = shipped.stacks[STACK]
+    lock = Path(stack.lock).read_text(encoding="utf-8")
+    torch, hashed, last = install.split(lock)
+    assert torch == f"torch=={stack.pins['torch']}"
+    assert last.startswith(f"deepspeed=={stack.pins['deepspeed']} ") and "--hash=" in last
+    assert locks.pins(hashed).keys() == locks.pins(lock).keys() - {"torch", "deepspeed"}
 
 
 def test_memory_counts_a_process_and_its_children() -> None:
