@@ -61,7 +61,10 @@ def assert_accelerator(backend: Mapping[str, Any]) -> str:
 
 
 def init_distributed(context: RankContext, communication: str) -> None:
-    """Rendezvous by a file in the case's own folder: no port, no other case can answer. A rank has its own device."""
+    """Rendezvous by a file in the case's own folder: no port, no other case can answer. A rank has its own device.
+
+    To be called where an exception ends the rank: what it raises says nothing of training, and is no evidence.
+    """
     get_accelerator().set_device(context.rank)
     deepspeed.init_distributed(
         dist_backend=communication,
@@ -125,9 +128,9 @@ def train(context: RankContext) -> None:
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     site = mutants.site(payload, context.rank)
     watch = Watch(user_files(payload))
+    init_distributed(context, backend["communication"])
     where = "setup"
     try:
-        init_distributed(context, backend["communication"])
         config = workload.adjust_config(configuration(case, payload))
         model = workload.build_on_rank(config)
         settings = plain_optimizer.settings(case)

@@ -185,9 +185,9 @@ def train(context: RankContext) -> None:
         applied += shims.float_tensor_of_a_number(accelerator)
     recorder = Recorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
+    engine.init_distributed(context, payload["backend"]["communication"])
     where = "setup"
     try:
-        engine.init_distributed(context, payload["backend"]["communication"])
         module = workload.build()
         seed_weights(module, workload)
         module.to(device=accelerator.current_device_name(), dtype=torch.float16)

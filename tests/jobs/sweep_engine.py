@@ -117,9 +117,9 @@ def train(context: RankContext) -> None:
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     site = mutants.site(payload, context.rank)
     calls = int(case["backward_calls"])
+    engine.init_distributed(context, payload["backend"]["communication"])
     where = "setup"
     try:
-        engine.init_distributed(context, payload["backend"]["communication"])
         config = workload.adjust_config(engine.configuration(case, payload))
         current, more = _initialize(workload, config, resuming=False)
         applied += more

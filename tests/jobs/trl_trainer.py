@@ -247,8 +247,8 @@ def train(context: RankContext) -> None:
     trainer = None
     # What accelerate asks of a launcher when it is told to use the CPU; all ranks of a case are on one machine.
     os.environ["LOCAL_WORLD_SIZE"] = str(context.world_size)
+    init_distributed(context, payload["backend"]["communication"])
     try:
-        init_distributed(context, payload["backend"]["communication"])
         if context.rank == 0:
             workload.folder_model().save_pretrained(folder / "model")
         deepspeed.comm.barrier()
