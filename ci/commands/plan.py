@@ -36,6 +36,7 @@ def main(
     github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix: one entry per stack.")] = False,
 ) -> ExitCode:
     """Print the cells that the same options of `run` would run."""
+    asked = options.device_numbers(devices, backend)
     chosen = options.selection(
         backend=backend,
         lane=lane,
@@ -47,7 +48,7 @@ def main(
         python=python,
         corrections=corrections,
         world_size=world_size,
-        devices=(asked := options.device_numbers(devices, backend)),
+        devices=asked,
         asked=asked,
         shard=shard,
         adapter=adapter,

@@ -33,7 +33,7 @@ def command(backend: str, numbers: tuple[str, ...], info: dict[str, Any]) -> str
     orders = Orders(
         image="IMAGE",
         command=("python", "-m", "pytest"),
-        shown=[(Path("/work/tests"), "/project/tests")],
+        shown=[(Path("/src/tests"), "/project/tests")],
         written=(Path("/out"), "/results"),
         volume=("cache", "/pycache"),
         log_path=Path("/out/log"),
