@@ -50,9 +50,7 @@ def answers(history: History) -> tuple[Answer, ...]:
     found = [_answer(name, by_backend[name]) for name in sorted(by_backend)]
     unavailable = {name: why for run in history.runs for name, why in run.head.unavailable.items()}
     found += [
-        Answer(name, "unknown", f"Not known. Never run on real hardware by this project: {why}.")
-        for name, why in unavailable.items()
-        if name not in by_backend
+        Answer(name, "unknown", f"Not known: {why}.") for name, why in unavailable.items() if name not in by_backend
     ]
     return tuple(found)
 

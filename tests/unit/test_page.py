@@ -117,7 +117,7 @@ def test_one_sentence_answers(tmp_path: Path, verdicts: list[Verdict], word: str
     found = answer.answers(history(tmp_path, run.model_copy(update={"cells": tuple(cells)})))
     assert [each.backend for each in found] == ["cpu", "npu"]
     assert found[0].word == word and found[0].sentence.startswith(sentence)
-    assert found[1].word == "unknown" and "Never run on real hardware" in found[1].sentence
+    assert found[1].word == "unknown" and found[1].sentence == f"Not known: {run.unavailable['npu']}."
 
 
 def test_what_is_packed_unpacks_block_by_block() -> None:

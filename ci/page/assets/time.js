@@ -22,10 +22,15 @@ function showTime() {
       element(
         "ul",
         { class: "marks" },
-        cell.points.map(([run, verdict, ratio]) => {
+        cell.points.map(([run, verdict, ratio, took, memory]) => {
           const pins = index.runs[run].stacks[cell.stack] ?? {};
           const [word, kind, sign] = index.verdicts[verdict];
-          const said = `${when(run)}, DeepSpeed ${pins.deepspeed ?? "?"}: ${word}${ratio === null ? "" : `, norm x${figure(ratio)}`}`;
+          const measured = [
+            typeof ratio === "number" ? `norm x${figure(ratio)}` : "",
+            seconds(took),
+            megabytes(memory),
+          ];
+          const said = [`${when(run)}, DeepSpeed ${pins.deepspeed ?? "?"}: ${word}`, ...measured.filter(Boolean)].join(", ");
           return element(
             "li",
             { class: kind, title: said },
