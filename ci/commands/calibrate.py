@@ -40,6 +40,8 @@ def main(
     ),
 ) -> ExitCode:
     """Repeat clean cells with new seeds and print the `tolerances:` section of matrix.yaml."""
+    if write and (job or case or repeats < MINIMUM_REPEATS):
+        raise UsageError(f"--write needs the whole lane and at least {MINIMUM_REPEATS} repeats")
     console = Console(highlight=False, stderr=True)
     matrix = load()
     selection = Selection(lane=LANE, stacks=(stack,), jobs=tuple(job or ()), cases=tuple(case or ()))
@@ -78,8 +80,6 @@ def main(
     section = calibration.as_yaml(found)
     print(section, end="")
     if write:
-        if job or case or repeats < MINIMUM_REPEATS:
-            raise UsageError(f"--write needs the whole lane and at least {MINIMUM_REPEATS} repeats")
         MATRIX_FILE.write_text(calibration.replaced(MATRIX_FILE.read_text(encoding="utf-8"), section), encoding="utf-8")
     return ExitCode.OK
 

@@ -71,6 +71,11 @@ def test_every_command_has_help(ci: Call) -> None:
         ("audit a b c", 2, "found 3 files; expected one training log, or two"),
         ("audit matrix.yaml", 2, "matrix.yaml: found no training record; expected logging.jsonl"),
         ("audit matrix.yaml --clip=-1", 2, "'--clip'"),
+        # Before anything is measured; on the host nothing could be.
+        ("calibrate --write --job grpo-lora --runtime host", 2, "--write needs the whole lane and at least 30 repeats"),
+        ("calibrate --write --repeats 29 --runtime host", 2, "--write needs the whole lane and at least 30 repeats"),
+        ("repeats --write --job grpo-lora --runtime host", 2, "--write needs every case of the lane"),
+        ("mutants --write --first --runtime host", 2, "--write needs every mutant in all of its cases"),
         ("plan --stak newest", 2, "No such option: --stak (Possible options: --shard, --stack)"),
         ("plan newest", 2, "unexpected extra argument(s) (newest)"),
         ("plan --world-size two", 2, "'--world-size': Input should be a valid integer"),

@@ -128,6 +128,8 @@ def test_a_part_that_was_measured_again_keeps_the_rest_of_the_committed_file(tmp
     part = made_up().model_copy(update={"rows": (again,)})
     assert completed(part, committed).rows == (again, *made_up().rows[1:])
     assert completed(part, tmp_path / "absent.json") == part
+    elsewhere = part.model_copy(update={"pins": {"torch": "2.14.0"}})
+    assert completed(elsewhere, committed) == elsewhere
 
 
 def test_a_file_that_is_none_names_the_field(tmp_path: Path) -> None:
