@@ -68,6 +68,7 @@ def _order(matrix: Matrix) -> Iterator[Contradiction]:
         "package_indexes": matrix.package_indexes,
         "cann": matrix.cann,
         "backends": matrix.backends,
+        "runners": matrix.runners,
         "stacks": matrix.stacks,
         "lanes": matrix.lanes,
         "jobs": matrix.jobs,
@@ -91,6 +92,9 @@ def _backends_and_stacks(matrix: Matrix) -> Iterator[Contradiction]:
         index = backend.package_index
         if index is not None and index not in matrix.package_indexes:
             yield _unknown(("backends", backend_id, "package_index"), "package index", index, matrix.package_indexes)
+    for backend_id in matrix.runners:
+        if backend_id not in matrix.backends:
+            yield _unknown(("runners", backend_id), "backend", backend_id, matrix.backends)
     for stack_id, stack in matrix.stacks.items():
         here: Place = ("stacks", stack_id)
         if stack_id == CURRENT:

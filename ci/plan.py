@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from ci import cann, cases, claims
 from ci.dsconfig import case_of_ds_config
+from ci.durations import Durations, parts
 from ci.errors import EnvironmentUnavailable, NoDevice, NothingToRun, UsageError, choices
 from ci.matrix import CURRENT, Corrections, Exclusion, Job, Lane, Matrix, Scalar, Stack, Where
 from ci.replacements import Replacement, parse_replacement
@@ -130,8 +131,11 @@ def lacks_devices(selection: Selection, world_size: int) -> str | None:
     return f"needs {world_size} devices, a rank each; those to be used are: {there}"
 
 
-def make_plan(matrix: Matrix, selection: Selection) -> Plan:
-    """All cells selected, gated ones with their reason. UsageError or NothingToRun where there are none."""
+def make_plan(matrix: Matrix, selection: Selection, durations: Durations | None = None) -> Plan:
+    """All cells selected, gated ones with their reason. UsageError or NothingToRun where there are none.
+
+    durations: what a shard is an equal part by; without them all cells count alike.
+    """
     backend = matrix.backends.get(selection.backend)
     if backend is None:
         raise UsageError(f"unknown backend {selection.backend!r}; {choices(selection.backend, matrix.backends)}")
@@ -164,7 +168,7 @@ def make_plan(matrix: Matrix, selection: Selection) -> Plan:
                 cells += _with_corrections(matrix, selection.corrections, stack, plain)
     if shard is not None:
         number, count = shard
-        cells = cells[number - 1 :: count]
+        cells = list(shards(cells, count, durations)[number - 1])
         if not cells:
             raise NothingToRun(f"--shard {selection.shard}: no cell is left for this shard")
     used = {cell.stack for cell in cells}
@@ -174,6 +178,12 @@ def make_plan(matrix: Matrix, selection: Selection) -> Plan:
 
 @dataclass(frozen=True)
 class _LaneCase:
+def shards(cells: Sequence[Cell], count: int, durations: Durations | None) -> tuple[tuple[Cell, ...], ...]:
+    """The cells in parts that take equally long; a gated one takes no time."""
+    seconds = [1.0 if durations is None else 0.0 if cell.gated else durations.of(cell.id) for cell in cells]
+    return tuple(tuple(cells[position] for position in part) for part in parts(seconds, count))
+
+
     """A case of a lane before it meets a stack.
 
     selecting: the keys that select exactly this case within the lane. requirements: which of the job's per-case

@@ -59,7 +59,7 @@ WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help
 Devices = Annotated[
     str | None, typer.Option("--devices", metavar="0,1", help="Only these of the backend's devices, by number.")
 ]
-Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equal parts.")]
+Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equally long parts.")]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="FILE.py:CLASS", help="Your own module in zero3-custom-adapter.")
 ]

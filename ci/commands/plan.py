@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ci import durations, workflow
 from ci.commands import options
-from ci.errors import ExitCode
+from ci.errors import ExitCode, UsageError
 from ci.matrix import load
 from ci.plan import Plan, make_plan
 
@@ -33,7 +34,12 @@ def main(
     adapter: options.Adapter = None,
     ds_config: options.DsConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
-    github: Annotated[bool, typer.Option("--github", help="A GitHub Actions matrix: one entry per stack.")] = False,
+    github: Annotated[
+        bool, typer.Option("--github", help="A GitHub Actions matrix: a job per stack, or per shard of it.")
+    ] = False,
+    hosted_only: Annotated[
+        bool, typer.Option("--hosted-only", help="With --github: refuse self-hosted runners, for code of anybody's.")
+    ] = False,
 ) -> ExitCode:
     """Print the cells that the same options of `run` would run."""
     asked = options.device_numbers(devices, backend)
@@ -54,9 +60,14 @@ def main(
         adapter=adapter,
         ds_config=ds_config,
     )
-    plan = make_plan(load(), chosen)
+    matrix, known = load(), durations.load()
+    plan = make_plan(matrix, chosen, known)
+    if hosted_only and not github:
+        raise UsageError("--hosted-only belongs to --github")
     if github:
-        print(json.dumps(github_matrix(plan), separators=(",", ":")))
+        runner = workflow.runner_of(matrix, plan.backend, hosted_only=hosted_only)
+        plan.require_runnable()
+        print(json.dumps({"include": workflow.include(plan, runner, known)}, separators=(",", ":")))
     elif as_json:
         print(json.dumps(as_data(plan), indent=1))
     else:
@@ -73,19 +84,6 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "lane": plan.lane,
         "stacks": {stack.id: dict(stack.pins) for stack in plan.stacks.values()},
         "cells": [dataclasses.asdict(cell) for cell in plan.cells],
-    }
-
-
-def github_matrix(plan: Plan) -> dict[str, Any]:
-    """What a workflow's `strategy: matrix: ${{ fromJSON(...) }}` takes: a job for each stack that has work."""
-    counts: dict[str, int] = {}
-    for cell in plan.runnable:
-        counts[cell.stack] = counts.get(cell.stack, 0) + 1
-    return {
-        "include": [
-            {"backend": plan.backend, "lane": plan.lane, "stack": stack, "cells": count}
-            for stack, count in counts.items()
-        ]
     }
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ci import facts, workers
+from ci import durations, facts, workers
 from ci.commands import options
 from ci.doctor import device_numbers_here, missing_devices
 from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
@@ -85,6 +85,7 @@ def main(
                 adapter=adapter,
                 ds_config=ds_config,
             ),
+            durations.load(),
         )
         plan.require_runnable()
         if why := matrix.backends[backend].never_run:

@@ -176,6 +176,14 @@ def test_plan_for_github_is_one_job_a_stack(ci: Call) -> None:
     assert all(job["cells"] > 0 for job in matrix)
 
 
+def test_code_of_anybody_gets_no_self_hosted_runner(ci: Call) -> None:
+    words = ("plan", "--backend", "cuda", "--lane", "nightly", "--github")
+    assert json.loads(ci(*words)[1])["include"][0]["labels"][0] == "self-hosted"
+    code, out, err = ci(*words, "--hosted-only")
+    assert (code, out) == (2, "")
+    assert "code of a pull request does not run on self-hosted runners" in err
+
+
 def test_current_is_read_from_the_interpreter_given(ci: Call, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho \'{"deepspeed": "0.18.9", "transformers": "4.57.6"}\'\n', encoding="utf-8")
