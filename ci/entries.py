@@ -192,6 +192,29 @@ class Backend(Entry):
     unavailable: Annotated[str | None, Field(description="why this backend cannot run anything yet")] = None
 
 
+class Runner(Entry):
+    """Where workflows run the cells of a backend, and in which portions.
+
+    shard_minutes: how much work of cells a job gets, by recorded durations; making the stack comes on top.
+    """
+
+    labels: Annotated[tuple[str, ...], Field(min_length=1, description="`runs-on`; `self-hosted` among those of ours")]
+    max_parallel: Annotated[PositiveInt, Field(description="jobs at the same time: as many as there are runners")]
+    shard_minutes: PositiveInt
+    timeout_minutes: PositiveInt
+
+    @property
+    def hosted(self) -> bool:
+        """Whether it is a machine of GitHub's, new for each job."""
+        return "self-hosted" not in self.labels
+
+    @model_validator(mode="after")
+    def _time_for_a_shard(self) -> Runner:
+        if self.timeout_minutes <= self.shard_minutes:
+            raise ValueError(f"timeout_minutes above shard_minutes, which is {self.shard_minutes}")
+        return self
+
+
 class Stack(Entry):
     """A named set of exact pins. cann: the CANN of its base image, where the backend's image is one of CANN."""
 
@@ -216,29 +239,6 @@ class Lane(Entry):
 
     stacks: tuple[str, ...]
     cases: dict[str, tuple[Where, ...]]
-class Runner(Entry):
-    """Where workflows run the cells of a backend, and in which portions.
-
-    shard_minutes: how much work of cells a job gets, by recorded durations; making the stack comes on top.
-    """
-
-    labels: Annotated[tuple[str, ...], Field(min_length=1, description="`runs-on`; `self-hosted` among those of ours")]
-    max_parallel: Annotated[PositiveInt, Field(description="jobs at the same time: as many as there are runners")]
-    shard_minutes: PositiveInt
-    timeout_minutes: PositiveInt
-
-    @property
-    def hosted(self) -> bool:
-        """Whether it is a machine of GitHub's, new for each job."""
-        return "self-hosted" not in self.labels
-
-    @model_validator(mode="after")
-    def _time_for_a_shard(self) -> Runner:
-        if self.timeout_minutes <= self.shard_minutes:
-            raise ValueError(f"timeout_minutes above shard_minutes, which is {self.shard_minutes}")
-        return self
-
-
     exclude: dict[str, tuple[Exclusion, ...]] = {}
 
 
@@ -434,6 +434,7 @@ class Matrix(Entry):
         dict[Word, tuple[ExactVersion, ...]], Field(description="torch-npu releases of each CANN, as published")
     ] = {}
     backends: dict[Word, Backend]
+    runners: Annotated[dict[Word, Runner], Field(description="by backend")] = {}
     stacks: dict[Word, Stack]
     lanes: dict[Word, Lane]
     jobs: dict[Word, Job]
@@ -458,7 +459,6 @@ class Matrix(Entry):
         asked = int(case.get("gradient_accumulation_steps", 1))
         accumulation = next((steps for steps in measured if steps >= asked), max(measured, default=asked))
         found: dict[Check, CheckTolerance] = {}
-    runners: Annotated[dict[Word, Runner], Field(description="by backend")] = {}
         for group in groups:
             if accumulation in group.gradient_accumulation_steps:
                 found |= group.checks
