@@ -176,14 +176,14 @@ def make_plan(matrix: Matrix, selection: Selection, durations: Durations | None 
     return Plan(selection.backend, selection.lane, stacks, tuple(cells), selection)
 
 
-@dataclass(frozen=True)
-class _LaneCase:
 def shards(cells: Sequence[Cell], count: int, durations: Durations | None) -> tuple[tuple[Cell, ...], ...]:
     """The cells in parts that take equally long; a gated one takes no time."""
     seconds = [1.0 if durations is None else 0.0 if cell.gated else durations.of(cell.id) for cell in cells]
     return tuple(tuple(cells[position] for position in part) for part in parts(seconds, count))
 
 
+@dataclass(frozen=True)
+class _LaneCase:
     """A case of a lane before it meets a stack.
 
     selecting: the keys that select exactly this case within the lane. requirements: which of the job's per-case

@@ -172,7 +172,7 @@ def test_plan_as_json_is_the_whole_plan(ci: Call) -> None:
 def test_plan_for_github_is_one_job_a_stack(ci: Call) -> None:
     matrix = json.loads(ci("plan", "--github", "--lane", "nightly")[1])["include"]
     assert [job["stack"] for job in matrix] == sorted(job["stack"] for job in matrix)
-    assert {"backend": "cpu", "lane": "nightly", "stack": "newest"}.items() <= matrix[1].items()
+    assert {"slug": "cpu-nightly-newest", "stack": "newest", "labels": ["ubuntu-24.04"]}.items() <= matrix[1].items()
     assert all(job["cells"] > 0 for job in matrix)
 
 
