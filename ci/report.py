@@ -1,7 +1,8 @@
 """The terminal report of a run: what failed or is defective, with numbers, links, advice and how to repeat it.
 
 Fits 80 columns. Cells that are ok take one line; every other cell that ran gets a block that can be read without
-opening another file. Commands are broken with a backslash, so that they can be pasted as they stand.
+opening another file. Commands are broken with a backslash, so that they can be pasted as they stand. Of a run with more
+than MANY cells the table counts, and one block speaks for all cells with its verdict and defects.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ci.runrecord import CellRecord, Check, DefectSummary, RunRecord, Verdict
+from ci.runrecord import FAILING, CellRecord, Check, DefectSummary, RunRecord, Verdict
 
 WIDTH = 80
+MANY = 500
+"""A full nightly lane has fewer; the page has every cell of a larger run."""
 STYLES = {
     Verdict.ERROR: "bold red",
     Verdict.REGRESSION: "bold red",
@@ -58,13 +61,19 @@ def print_run(run: RunRecord, console: Console | None = None) -> None:
     width = min(out.width, WIDTH)
     ran = [cell for cell in run.cells if cell.verdict is not Verdict.NOT_RUN]
     out.print(_heading(run), width=width)
-    if ran:
-        out.print(_table(ran, width))
-    for cell in ran:
-        if _is_right(cell):
-            _corrected_line(cell, out)
-        elif cell.verdict is not Verdict.OK:
-            _block(cell, run.ledger, out, width)
+    if len(ran) > MANY:
+        out.print(_counts(ran, width))
+        for alike in _alike(ran):
+            _block(alike[0], run.ledger, out, width)
+            _others(alike[1:], out, width)
+    else:
+        if ran:
+            out.print(_table(ran, width))
+        for cell in ran:
+            if _is_right(cell):
+                _corrected_line(cell, out)
+            elif cell.verdict is not Verdict.OK:
+                _block(cell, run.ledger, out, width)
     _not_run(run.cells, out, width)
     _not_judged(ran, out, width)
     for line in run.incomplete:
@@ -96,6 +105,43 @@ def _table(cells: Sequence[CellRecord], width: int) -> Table:
         memory = "" if cell.peak_memory_mb is None else f"{cell.peak_memory_mb:.0f} MB"
         table.add_row(Text(f"  {case}"), Text(cell.verdict.value, style=STYLES[cell.verdict]), seconds, memory)
     return table
+
+
+def _counts(cells: Iterable[CellRecord], width: int) -> Table:
+    """A row per job of a stack."""
+    table = Table(box=None, width=width, pad_edge=False, show_edge=False)
+    table.add_column("cells", overflow="fold", ratio=1)
+    table.add_column("verdicts", overflow="fold", ratio=1)
+    table.add_column("time", justify="right", no_wrap=True)
+    groups: dict[str, list[CellRecord]] = {}
+    for cell in cells:
+        groups.setdefault(cell.id.rpartition("/")[0], []).append(cell)
+    for name, of_job in groups.items():
+        seconds = sum(cell.duration_s or 0.0 for cell in of_job)
+        table.add_row(Text(name, style="bold"), _verdicts(of_job), f"{seconds:.1f} s")
+    return table
+
+
+def _alike(cells: Iterable[CellRecord]) -> Iterable[list[CellRecord]]:
+    """Cells that have something to tell, by verdict and defects."""
+    groups: dict[object, list[CellRecord]] = {}
+    for cell in cells:
+        if cell.verdict is not Verdict.OK and not _is_right(cell):
+            groups.setdefault((cell.verdict, cell.defects, cell.fixed), []).append(cell)
+    return groups.values()
+
+
+def _others(cells: Sequence[CellRecord], out: Console, width: int) -> None:
+    """The cells that a block speaks for: those that need a look by name, else how many where."""
+    if not cells:
+        return
+    if cells[0].verdict in FAILING:
+        out.print(Text(f"  {len(cells)} more {cells[0].verdict}, with their numbers in report.html:"), width=width)
+        out.print(Text("\n".join(f"    {cell.id}" for cell in cells)), soft_wrap=True)
+        return
+    where = Counter(cell.id.rpartition("/")[0] for cell in cells)
+    said = ", ".join(f"{count} of {name}" for name, count in where.items())
+    out.print(Padding(Text(f"and {said}", overflow="fold"), (0, 0, 0, 2)), width=width)
 
 
 def _is_right(cell: CellRecord) -> bool:
@@ -197,12 +243,16 @@ def _not_judged(cells: Iterable[CellRecord], out: Console, width: int) -> None:
         out.print(Text(f"not judged: {name} in {count} {steps}: {reason}", style="dim"), width=width)
 
 
+def _verdicts(cells: Iterable[CellRecord]) -> Text:
+    """How many of each, in the order of the verdicts."""
+    counts = Counter(cell.verdict for cell in cells)
+    return Text(", ").join(
+        Text(f"{counts[verdict]} {verdict.value}", style=STYLES[verdict]) for verdict in Verdict if counts[verdict]
+    )
+
+
 def _summary(run: RunRecord) -> Text:
-    counts = Counter(cell.verdict for cell in run.cells)
-    text = Text("\n")
-    for position, verdict in enumerate(verdict for verdict in Verdict if counts[verdict]):
-        text.append(", " if position else "")
-        text.append(f"{counts[verdict]} {verdict.value}", style=STYLES[verdict])
+    text = Text("\n").append(_verdicts(run.cells))
     if run.duration_s is not None:
         text.append(f" in {run.duration_s:.0f} s")
     return text

@@ -16,8 +16,8 @@ from ci.commands import report as report_command
 from ci.errors import ExitCode, UsageError
 from ci.evidence import Reading
 from ci.judge import judge_run
-from ci.report import folded, link, print_run
-from ci.runrecord import RunRecord, SavedPlan
+from ci.report import MANY, folded, link, print_run
+from ci.runrecord import FAILING, RunRecord, SavedPlan
 from tests.jobs import evidence as jobs
 from tests.unit import synthetic
 from tests.unit.synthetic import Faults
@@ -134,6 +134,20 @@ def test_nothing_but_an_address_or_a_single_word_is_wider_than_80_columns() -> N
     for width in (80, 200):
         for line in shown(width).splitlines():
             assert len(line) <= 80 or len(line.strip(" \\").split(" ")) <= 2, line
+
+
+def test_of_very_many_cells_one_block_speaks_for_all_that_are_alike() -> None:
+    record = run()
+    times = MANY // 6 + 1
+    copies = [cell.model_copy(update={"id": f"{cell.id}-{n}"}) for n in range(times) for cell in record.cells]
+    text = shown(record=record.model_copy(update={"cells": tuple(copies)}))
+    alone = shown()
+    assert text.count("repeat: ") == alone.count("repeat: ") == 5
+    row = next(line for line in text.splitlines() if line.startswith("cpu/made-up/grpo-lora "))
+    assert f"{times} error" in row and f"and {times - 1} of cpu/made-up/grpo-lora" in text
+    for cell in copies[len(record.cells) :]:  # whoever must act needs every name
+        assert (f"    {cell.id}\n" in text) is (cell.verdict in FAILING), cell.id
+    assert f"\n\n{times} error, {times} regression, {times} fixed upstream" in text
 
 
 def test_a_folded_command_is_the_same_command_to_a_shell() -> None:
