@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ci.runrecord import FAILING, CellRecord, Check, DefectSummary, RunRecord, Verdict
+from ci.runrecord import FAILING, Verdict
+from ci.shown import Cell, Check, Head, Known, Number, Run, finite
 
 WIDTH = 80
 MANY = 500
@@ -40,8 +42,8 @@ def link(upstream: str) -> str:
     return f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else upstream
 
 
-def number(value: float | None) -> str:
-    return "None" if value is None else f"{value:.6g}"
+def number(value: Number) -> str:
+    return "None" if value is None else f"{float(value):.6g}"
 
 
 def folded(command: str, width: int = WIDTH - 4) -> str:
@@ -55,33 +57,77 @@ def folded(command: str, width: int = WIDTH - 4) -> str:
     return " \\\n".join(lines)
 
 
-def print_run(run: RunRecord, console: Console | None = None) -> None:
+@dataclass(frozen=True)
+class _Row:
+    """What the table says of a cell that ran."""
+
+    id: str
+    verdict: Verdict
+    duration_s: Number
+    peak_memory_mb: Number
+
+
+@dataclass
+class _Alike:
+    """A cell that has something to tell, and the ids of those that tell the same."""
+
+    first: Cell
+    others: list[str]
+
+
+class _Told:
+    """What a report says of a run, gathered in one pass over its cells: at ten thousand they do not stay."""
+
+    def __init__(self, run: Run) -> None:
+        self.many = len(run.head.cells) > MANY
+        self.verdicts: Counter[Verdict] = Counter()
+        self.rows: list[_Row] = []
+        self.alike: dict[object, _Alike] = {}
+        self.not_run: Counter[tuple[str, str, str]] = Counter()
+        self.not_judged: Counter[tuple[str, str]] = Counter()
+        for cell in run.cells():
+            self._take(cell)
+
+    def _take(self, cell: Cell) -> None:
+        self.verdicts[cell.verdict] += 1
+        if cell.verdict is Verdict.NOT_RUN:
+            self.not_run[cell.stack, cell.job, cell.reason or ""] += 1
+            return
+        self.rows.append(_Row(cell.id, cell.verdict, cell.duration_s, cell.peak_memory_mb))
+        if cell.verdict is not Verdict.ERROR:
+            checks = (check for step in cell.steps for check in step.checks if check.ok is None)
+            self.not_judged.update((check.name, check.reason or "") for check in checks)
+        if cell.verdict is Verdict.OK or (self.many and _is_right(cell)):
+            return
+        key = (cell.verdict, cell.defects, cell.fixed) if self.many else cell.id
+        if key in self.alike:
+            self.alike[key].others.append(cell.id)
+        else:
+            self.alike[key] = _Alike(cell, [])
+
+
+def print_run(run: Run, console: Console | None = None) -> None:
     """The whole report of a run."""
     out = console or Console(highlight=False)
     width = min(out.width, WIDTH)
-    ran = [cell for cell in run.cells if cell.verdict is not Verdict.NOT_RUN]
-    out.print(_heading(run), width=width)
-    if len(ran) > MANY:
-        out.print(_counts(ran, width))
-        for alike in _alike(ran):
-            _block(alike[0], run.ledger, out, width)
-            _others(alike[1:], out, width)
-    else:
-        if ran:
-            out.print(_table(ran, width))
-        for cell in ran:
-            if _is_right(cell):
-                _corrected_line(cell, out)
-            elif cell.verdict is not Verdict.OK:
-                _block(cell, run.ledger, out, width)
-    _not_run(run.cells, out, width)
-    _not_judged(ran, out, width)
-    for line in run.incomplete:
+    told = _Told(run)
+    out.print(_heading(run.head), width=width)
+    if told.rows:
+        out.print(_by_job(told.rows, width) if told.many else _by_cell(told.rows, width))
+    for alike in told.alike.values():
+        if _is_right(alike.first):
+            _corrected_line(alike.first, out)
+        else:
+            _block(alike.first, run.head.ledger, out, width)
+            _others(alike, out, width)
+    _not_run(told.not_run, out, width)
+    _not_judged(told.not_judged, out, width)
+    for line in run.head.incomplete:
         out.print(Text(f"unreadable evidence: {line}", style="red"), width=width)
-    out.print(_summary(run), width=width)
+    out.print(_summary(run.head, told.verdicts), width=width)
 
 
-def _heading(run: RunRecord) -> Text:
+def _heading(run: Head) -> Text:
     place = f"{run.backend}, {run.runtime}" + (f", image {run.image}" if run.image else "")
     text = Text(f"{run.started}  {place}\n{run.command}")
     for stack, pins in sorted(run.stacks.items()):
@@ -89,7 +135,7 @@ def _heading(run: RunRecord) -> Text:
     return text
 
 
-def _table(cells: Sequence[CellRecord], width: int) -> Table:
+def _by_cell(cells: Iterable[_Row], width: int) -> Table:
     table = Table(box=None, width=width, pad_edge=False, show_edge=False)
     table.add_column("cell", overflow="fold", ratio=1)
     table.add_column("verdict", no_wrap=True)
@@ -101,62 +147,58 @@ def _table(cells: Sequence[CellRecord], width: int) -> Table:
         if prefix != group:
             group = prefix
             table.add_row(Text(group, style="bold"))
-        seconds = "" if cell.duration_s is None else f"{cell.duration_s:.1f} s"
-        memory = "" if cell.peak_memory_mb is None else f"{cell.peak_memory_mb:.0f} MB"
-        table.add_row(Text(f"  {case}"), Text(cell.verdict.value, style=STYLES[cell.verdict]), seconds, memory)
+        seconds, memory = finite(cell.duration_s), finite(cell.peak_memory_mb)
+        table.add_row(
+            Text(f"  {case}"),
+            Text(cell.verdict.value, style=STYLES[cell.verdict]),
+            "" if seconds is None else f"{seconds:.1f} s",
+            "" if memory is None else f"{memory:.0f} MB",
+        )
     return table
 
 
-def _counts(cells: Iterable[CellRecord], width: int) -> Table:
+def _by_job(cells: Iterable[_Row], width: int) -> Table:
     """A row per job of a stack."""
     table = Table(box=None, width=width, pad_edge=False, show_edge=False)
     table.add_column("cells", overflow="fold", ratio=1)
     table.add_column("verdicts", overflow="fold", ratio=1)
     table.add_column("time", justify="right", no_wrap=True)
-    groups: dict[str, list[CellRecord]] = {}
+    groups: dict[str, list[_Row]] = {}
     for cell in cells:
         groups.setdefault(cell.id.rpartition("/")[0], []).append(cell)
     for name, of_job in groups.items():
-        seconds = sum(cell.duration_s or 0.0 for cell in of_job)
-        table.add_row(Text(name, style="bold"), _verdicts(of_job), f"{seconds:.1f} s")
+        seconds = sum(finite(cell.duration_s) or 0.0 for cell in of_job)
+        table.add_row(Text(name, style="bold"), _verdicts(Counter(cell.verdict for cell in of_job)), f"{seconds:.1f} s")
     return table
 
 
-def _alike(cells: Iterable[CellRecord]) -> Iterable[list[CellRecord]]:
-    """Cells that have something to tell, by verdict and defects."""
-    groups: dict[object, list[CellRecord]] = {}
-    for cell in cells:
-        if cell.verdict is not Verdict.OK and not _is_right(cell):
-            groups.setdefault((cell.verdict, cell.defects, cell.fixed), []).append(cell)
-    return groups.values()
-
-
-def _others(cells: Sequence[CellRecord], out: Console, width: int) -> None:
+def _others(alike: _Alike, out: Console, width: int) -> None:
     """The cells that a block speaks for: those that need a look by name, else how many where."""
-    if not cells:
+    if not alike.others:
         return
-    if cells[0].verdict in FAILING:
-        out.print(Text(f"  {len(cells)} more {cells[0].verdict}, with their numbers in report.html:"), width=width)
-        out.print(Text("\n".join(f"    {cell.id}" for cell in cells)), soft_wrap=True)
+    if alike.first.verdict in FAILING:
+        said = f"  {len(alike.others)} more {alike.first.verdict.value}, with their numbers in report.html:"
+        out.print(Text(said), width=width)
+        out.print(Text("\n".join(f"    {id_}" for id_ in alike.others)), soft_wrap=True)
         return
-    where = Counter(cell.id.rpartition("/")[0] for cell in cells)
+    where = Counter(id_.rpartition("/")[0] for id_ in alike.others)
     said = ", ".join(f"{count} of {name}" for name, count in where.items())
     out.print(Padding(Text(f"and {said}", overflow="fold"), (0, 0, 0, 2)), width=width)
 
 
-def _is_right(cell: CellRecord) -> bool:
+def _is_right(cell: Cell) -> bool:
     """Whether a correction has left nothing to tell."""
     return cell.verdict is Verdict.CORRECTED and not (cell.defects or cell.reason or cell.exception)
 
 
-def _corrected_line(cell: CellRecord, out: Console) -> None:
+def _corrected_line(cell: Cell, out: Console) -> None:
     out.print(
         Text.assemble((cell.verdict.value, STYLES[cell.verdict]), f"  {cell.id}  by {', '.join(cell.corrections)}"),
         soft_wrap=True,
     )
 
 
-def _block(cell: CellRecord, ledger: dict[str, DefectSummary], out: Console, width: int) -> None:
+def _block(cell: Cell, ledger: dict[str, Known], out: Console, width: int) -> None:
     out.print()
     out.print(Text.assemble((cell.verdict.value, STYLES[cell.verdict]), f"  {cell.id}"), width=width)
 
@@ -209,50 +251,42 @@ def _numbers(failing: Iterable[tuple[int, Check]], width: int) -> Table:
     for column in ("found", "expected", "ratio", "error", "allowed"):
         table.add_column(column, justify="right", no_wrap=True)
     for position, check in failing:
+        value, expected, error = finite(check.value), finite(check.expected), check.error
         table.add_row(
             str(position),
             check.name,
             number(check.value),
             number(check.expected),
-            f"{check.value / check.expected:.5g}" if check.value is not None and check.expected else "",
-            "" if check.error is None else f"{check.error:.2g}",
-            "" if check.tolerance is None else f"{check.tolerance:.2g}",
+            f"{value / expected:.5g}" if value is not None and expected else "",
+            "" if error is None else f"{float(error):.2g}",
+            "" if check.tolerance is None else f"{float(check.tolerance):.2g}",
         )
         if check.reason:
             table.add_row("", Text(check.reason, overflow="fold", no_wrap=False))
     return table
 
 
-def _not_run(cells: Iterable[CellRecord], out: Console, width: int) -> None:
-    reasons = Counter((cell.stack, cell.job, cell.reason or "") for cell in cells if cell.verdict is Verdict.NOT_RUN)
+def _not_run(reasons: Counter[tuple[str, str, str]], out: Console, width: int) -> None:
     for (stack, job, reason), count in reasons.items():
         out.print(Text(f"not run: {count} of {stack}/{job}: {reason}", style="dim"), width=width)
 
 
-def _not_judged(cells: Iterable[CellRecord], out: Console, width: int) -> None:
-    reasons = Counter(
-        (check.name, check.reason or "")
-        for cell in cells
-        if cell.verdict is not Verdict.ERROR
-        for step in cell.steps
-        for check in step.checks
-        if check.ok is None
-    )
+def _not_judged(reasons: Counter[tuple[str, str]], out: Console, width: int) -> None:
     for (name, reason), count in reasons.items():
         steps = "step" if count == 1 else "steps"
         out.print(Text(f"not judged: {name} in {count} {steps}: {reason}", style="dim"), width=width)
 
 
-def _verdicts(cells: Iterable[CellRecord]) -> Text:
+def _verdicts(counts: Counter[Verdict]) -> Text:
     """How many of each, in the order of the verdicts."""
-    counts = Counter(cell.verdict for cell in cells)
     return Text(", ").join(
         Text(f"{counts[verdict]} {verdict.value}", style=STYLES[verdict]) for verdict in Verdict if counts[verdict]
     )
 
 
-def _summary(run: RunRecord) -> Text:
-    text = Text("\n").append(_verdicts(run.cells))
-    if run.duration_s is not None:
-        text.append(f" in {run.duration_s:.0f} s")
+def _summary(run: Head, counts: Counter[Verdict]) -> Text:
+    text = Text("\n").append(_verdicts(counts))
+    seconds = finite(run.duration_s)
+    if seconds is not None:
+        text.append(f" in {seconds:.0f} s")
     return text

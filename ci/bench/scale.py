@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from rich.console import Console
 
-from ci import report
+from ci import report, shown
 from ci.bench.figure import Figure
 from ci.evidence import Evidence, Reading
 from ci.judge import judge_run
@@ -71,7 +72,7 @@ def _measured(matrix: Matrix, stack: str, evidence: Mapping[str, Evidence], size
     records: list[RunRecord] = []
     judge_s = _clocked(lambda: records.append(judge_run(saved, reading, matrix)))
     out = Console(file=io.StringIO(), width=report.WIDTH)
-    report_s = _clocked(lambda: report.print_run(records[0], out))
+    report_s = _clocked(lambda: report.print_run(shown.of(records[0], Path()), out))
     return _Times(plan_s * size / len(plans[0].cells), judge_s, report_s)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ci import evidence, junit, runrecord
+from ci import evidence, junit, runrecord, shown
 from ci.errors import ExitCode, UsageError
 from ci.judge import judge_run
 from ci.matrix import load
@@ -31,5 +31,5 @@ def main(
         runrecord.write_run(folder, record)
         junit.write(folder, record)
     publish_beside(folder)
-    print_run(record)
+    print_run(shown.of(record, folder))
     return record.exit_code()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ci import runrecord
+from ci import runrecord, shown
 from ci.errors import ExitCode, UsageError, choices
 from ci.report import print_run
 
@@ -41,9 +41,9 @@ def main(
         raise UsageError("--out says where a page goes; add --format html")
     code = ExitCode.OK
     for folder in folders:
-        record = runrecord.read_run(folder)
-        print_run(record)
-        code = max(code, record.exit_code())
+        run = shown.read(folder)
+        print_run(run)
+        code = max(code, run.exit_code())
     return code
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ci import durations, facts, workers
+from ci import durations, facts, shown, workers
 from ci.commands import options
 from ci.doctor import device_numbers_here, missing_devices
 from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
@@ -120,7 +120,7 @@ def main(
             devices=numbers,
         )
         outcome = Execution(request, console, interrupts).run()
-    print_run(outcome.record)
+    print_run(shown.of(outcome.record, outcome.folder))
     _publish(outcome, say)
     say(f"results: {_shown(outcome.folder)}")
     if outcome.stopped is not None:

@@ -21,9 +21,9 @@ from ci.page import answer, compatibility, grid
 from ci.page.details import Details
 from ci.page.history import History, merge
 from ci.page.packed import BLOCK, pack
-from ci.page.record import Known, Number, Run
 from ci.report import link
 from ci.runrecord import Verdict
+from ci.shown import Known, Number, Run
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("data.js", "tabs.js", "grid.js", "cell.js", "time.js", "releases.js", "start.js")

@@ -14,8 +14,8 @@ from msgspec import Struct
 from ci.page.history import History, Point
 from ci.page.packed import Blocks
 from ci.page.plots import Plot, Series, draw
-from ci.page.record import Cell, Number, Run, finite
 from ci.runrecord import Verdict
+from ci.shown import Cell, Number, Run, finite
 
 TAIL = 4096
 """Bytes of a log, and of a rank's stack, in the page; the whole file lies beside it."""

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ci.page.record import Cell, Known, Number, Run, norm_ratio
 from ci.runrecord import Verdict
+from ci.shown import Cell, Known, Number, Run, norm_ratio
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def merge(runs: Sequence[Run], take: Callable[[int, int, Cell], None]) -> Histor
     ledger: dict[str, Known] = {}
     for position in reversed(range(len(runs))):
         ledger = {**runs[position].head.ledger, **ledger}
-        for cell in runs[position].cells(numbers):
+        for cell in runs[position].cells_or_past(numbers):
             point = Point(
                 run=position,
                 verdict=cell.verdict,

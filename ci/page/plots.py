@@ -13,7 +13,7 @@ from io import StringIO
 
 import drawsvg
 
-from ci.page.record import Number, finite
+from ci.shown import Number, finite
 
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 24

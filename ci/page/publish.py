@@ -9,9 +9,9 @@ from pathlib import Path
 from ci.errors import UsageError
 from ci.page import badge, build, summary
 from ci.page.history import History, ordered
-from ci.page.record import Run, read
 from ci.runfolder import explained
 from ci.runrecord import RUN
+from ci.shown import Run, read
 
 REPORT = "report.html"
 SUMMARY = "summary.md"

@@ -24,7 +24,7 @@ def two_nights() -> tuple[RunRecord, RunRecord]:
     )
     fine = next(cell for cell in now.cells if cell.verdict is Verdict.REGRESSION)
     before = [
-        cell.model_copy(update={"verdict": Verdict.OK, "reason": None, "duration_s": 1.25, "peak_memory_mb": 419})
+        cell.model_copy(update={"verdict": Verdict.OK, "reason": None, "duration_s": 1.25, "peak_memory_mb": 419.0})
         if cell is fine
         else cell
         for cell in now.cells

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ci import runrecord
+from ci import runrecord, shown
 from ci.commands import report as report_command
 from ci.errors import EnvironmentUnavailable, UsageError
-from ci.page import answer, badge, grid, plots, record, summary
+from ci.page import answer, badge, grid, plots, summary
 from ci.page.build import address, web
 from ci.page.history import History, merge, ordered
 from ci.page.packed import BLOCK, Blocks
@@ -38,21 +38,22 @@ def written(folder: Path, *records: RunRecord) -> list[Path]:
 
 
 def history(folder: Path, *records: RunRecord) -> History:
-    return merge(ordered(record.read(each) for each in written(folder, *records)), lambda *_: None)
+    return merge(ordered(shown.read(each) for each in written(folder, *records)), lambda *_: None)
 
 
 def test_the_page_reads_fields_that_run_json_has() -> None:
     pairs = (
-        (record.Cell, runrecord.CellRecord),
-        (record.Past, runrecord.CellRecord),
-        (record.Step, runrecord.StepRecord),
-        (record.Check, runrecord.Check),
-        (record.PastCheck, runrecord.Check),
-        (record.Known, runrecord.DefectSummary),
+        (shown.Cell, runrecord.CellRecord),
+        (shown.Past, runrecord.CellRecord),
+        (shown.Judged, runrecord.CellRecord),
+        (shown.Step, runrecord.StepRecord),
+        (shown.Check, runrecord.Check),
+        (shown.PastCheck, runrecord.Check),
+        (shown.Known, runrecord.DefectSummary),
     )
     for mine, theirs in pairs:
         assert set(mine.__struct_fields__) <= set(theirs.model_fields), mine
-    assert set(record.Head.__struct_fields__) - {"schema"} <= set(RunRecord.model_fields)
+    assert set(shown.Head.__struct_fields__) - {"schema"} <= set(RunRecord.model_fields)
 
 
 def test_runs_are_one_history_whatever_their_order(tmp_path: Path) -> None:
@@ -92,13 +93,11 @@ def test_backends_stand_side_by_side_and_only_those_never_run_are_unknown(tmp_pa
 
 
 def test_the_ratio_is_that_of_the_step_furthest_from_one() -> None:
-    def step(value: record.Number, expected: record.Number) -> record.PastStep:
-        return record.PastStep(
-            (record.PastCheck("forward", 9.0, 1.0), record.PastCheck("reported_norm", value, expected))
-        )
+    def step(value: shown.Number, expected: shown.Number) -> shown.PastStep:
+        return shown.PastStep((shown.PastCheck("forward", 9.0, 1.0), shown.PastCheck("reported_norm", value, expected)))
 
-    assert record.norm_ratio([step(2.0, 1.0), step(0.125, 1.0), step("nan", 1.0), step(None, 1.0)]) == 0.125
-    assert record.norm_ratio([step("inf", 1.0), step(1.0, 0.0)]) is None
+    assert shown.norm_ratio([step(2.0, 1.0), step(0.125, 1.0), step("nan", 1.0), step(None, 1.0)]) == 0.125
+    assert shown.norm_ratio([step("inf", 1.0), step(1.0, 0.0)]) is None
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ci.evidence import Reading
 from ci.judge import judge_run
 from ci.report import MANY, folded, link, print_run
 from ci.runrecord import FAILING, RunRecord, SavedPlan
+from ci.shown import of
 from tests.jobs import evidence as jobs
 from tests.unit import synthetic
 from tests.unit.synthetic import Faults
@@ -76,7 +77,7 @@ def run() -> RunRecord:
 
 def shown(width: int = 80, record: RunRecord | None = None) -> str:
     stream = io.StringIO()
-    print_run(record or run(), Console(file=stream, width=width, highlight=False))
+    print_run(of(record or run(), Path()), Console(file=stream, width=width, highlight=False))
     return stream.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""run.json as the page needs it: read cell by cell, only the fields that are shown.
+"""run.json as the reports need it: read cell by cell, only the fields that are shown.
 
 At ten thousand cells a run.json has a hundred megabytes. Reading it into the models of ci.runrecord takes a gigabyte;
 here it stays bytes, and a cell is decoded when its turn comes. The structs name a part of those models' fields, which
@@ -16,15 +16,15 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
-from ci.errors import UsageError
-from ci.runrecord import RUN, SCHEMA, Verdict
+from ci.errors import ExitCode, UsageError
+from ci.runrecord import FAILING, RUN, SCHEMA, RunRecord, Verdict
 
 Number = float | str | None
 """As in run.json: nan and inf are strings, null means that the library reported None."""
 
 
 class Shown(Struct, frozen=True, omit_defaults=True):
-    """Base of what goes into the page as it was read, without what is empty."""
+    """Base of what goes into a page as it was read, without what is empty."""
 
 
 class Check(Shown, frozen=True):
@@ -140,6 +140,10 @@ class Id(Struct, frozen=True):
     id: str
 
 
+class Judged(Struct, frozen=True):
+    verdict: Verdict
+
+
 class Past(Struct, frozen=True):
     """A cell of an earlier run: what its history shows."""
 
@@ -155,6 +159,7 @@ T = TypeVar("T")
 
 _HEAD = msgspec.json.Decoder(Head)
 _ID = msgspec.json.Decoder(Id)
+_JUDGED = msgspec.json.Decoder(Judged)
 _CELL = msgspec.json.Decoder(Cell)
 _PAST = msgspec.json.Decoder(Past)
 
@@ -166,13 +171,28 @@ class Run:
     folder: Path
     head: Head
 
-    def cells(self, seen: Container[str]) -> Iterator[Cell | Past]:
+    def cells(self) -> Iterator[Cell]:
+        """Every cell."""
+        for _, raw in self._known():
+            yield _decoded(_CELL, raw, self.folder)
+
+    def cells_or_past(self, seen: Container[str]) -> Iterator[Cell | Past]:
         """Every cell; of those whose id was seen before only what a history needs."""
+        for id_, raw in self._known():
+            yield (_decoded(_PAST, raw, self.folder) if id_ in seen else _decoded(_CELL, raw, self.folder))
+
+    def exit_code(self) -> ExitCode:
+        """As RunRecord.exit_code."""
+        failed = any(_decoded(_JUDGED, raw, self.folder).verdict in FAILING for raw in self.head.cells)
+        return ExitCode.FAILED if failed else ExitCode.OK
+
+    def _known(self) -> Iterator[tuple[str, Raw]]:
+        """The ids, which have their four parts, and the cells' bytes."""
         for raw in self.head.cells:
             id_ = _decoded(_ID, raw, self.folder).id
             if id_.count("/") < 3:
                 raise UsageError(f"{self.folder / RUN}: cell {id_!r}: expected backend/stack/job/case")
-            yield (_decoded(_PAST, raw, self.folder) if id_ in seen else _decoded(_CELL, raw, self.folder))
+            yield id_, raw
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | Raw, folder: Path) -> T:
@@ -193,6 +213,11 @@ def read(folder: Path) -> Run:
     if head.schema != SCHEMA:
         raise UsageError(f"{path}: schema {head.schema}, expected {SCHEMA}: show it with the version that wrote it")
     return Run(folder, head)
+
+
+def of(record: RunRecord, folder: Path) -> Run:
+    """A run that was just judged, whether or not its folder could be written."""
+    return Run(folder, _decoded(_HEAD, record.model_dump_json(by_alias=True).encode(), folder))
 
 
 def finite(value: Number) -> float | None:
