@@ -172,6 +172,27 @@ class Container(Entry):
     ulimits: dict[Word, int] = {}
 
 
+class InstalledVersion(Entry):
+    """A version that a rank looks up before the first case, from a file or from an attribute of a Python module.
+
+    `{cann}` in `expected` is the stack's: with `--stack current`, which has none, what is found is only recorded.
+    """
+
+    name: Annotated[str, Field(description="what has this version, as run.json names it")]
+    file: Annotated[str | None, Field(description="where it stands; $VARIABLE and * are filled in")] = None
+    pattern: Annotated[Regex | None, Field(description="finds it in the file, as its only group")] = None
+    attribute: Annotated[str | None, Field(pattern=r"^[\w.]+:\w+$", description="module:name of Python")] = None
+    expected: Annotated[str | None, Field(description="what it must be; None: anything")] = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> InstalledVersion:
+        if (self.file is None) == (self.attribute is None) or (self.file is None) != (self.pattern is None):
+            raise ValueError("either `file` with `pattern`, or `attribute`")
+        if self.pattern is not None and re.compile(self.pattern).groups != 1:
+            raise ValueError("a pattern with one group: the version")
+        return self
+
+
 class Backend(Entry):
     """An accelerator with its collective library and its image. base_image: `{cann}` and `{python}` are a stack's."""
 
@@ -179,6 +200,9 @@ class Backend(Entry):
     communication: Annotated[str, Field(description="torch.distributed's name of its collective library")]
     start_method: Literal["forkserver", "spawn"]
     environment: Annotated[dict[str, str], Field(description="environment of the jobs")] = {}
+    versions: Annotated[
+        tuple[InstalledVersion, ...], Field(description="of driver and toolkit, looked up before the first case")
+    ] = ()
     devices: Devices | None = None
     container: Container = Container()
     dockerfile: str | None = None

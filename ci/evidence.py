@@ -109,6 +109,17 @@ class Step(StepNumbers):
     alternatives: dict[str, Alternative] = Field(default_factory=dict)
 
 
+class Probe(Record):
+    """What the ranks found before the first case; the fields' meaning stands in tests/jobs/evidence.py."""
+
+    accelerator: str
+    communication: str
+    world_size: int
+    devices: tuple[str, ...]
+    versions: dict[str, str]
+    all_reduce: Number
+
+
 class Evidence(Record):
     cell: str
     pins: dict[str, str]
@@ -129,6 +140,7 @@ class Evidence(Record):
     peak_memory_mb: Number | None = None
     notes: tuple[str, ...] = ()
     mutant: str | None = None
+    probe: Probe | None = None
     # "schema" is the field's name in the file; BaseModel has an old method of that name, hence the alias.
     schema_: int = Field(default=SCHEMA, alias="schema")
 

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from ci import claims, ledger
 from ci.checks import FIXED_TOLERANCES, Missing, measure
-from ci.evidence import Evidence, Reading, Step
+from ci.evidence import Evidence, Probe, Reading, Step
 from ci.ledger import Explanation, Measured
 from ci.matrix import CHECKS, Defect, Matrix
 from ci.matrix import Check as Name
@@ -84,8 +84,21 @@ def judge_run(plan: SavedPlan, reading: Reading, matrix: Matrix, duration_s: flo
         unavailable={
             name: why for name, backend in matrix.backends.items() if (why := backend.unavailable or backend.never_run)
         },
+        probes=_probes(plan, reading),
         incomplete=reading.skipped,
     )
+
+
+def _probes(plan: SavedPlan, reading: Reading) -> dict[str, tuple[Probe, ...]]:
+    """What was found before the first case, by stack: one probe a pytest worker, those that found the same once."""
+    found: dict[str, list[Probe]] = {}
+    for cell in plan.cells:
+        evidence = reading.by_cell.get(cell.id)
+        if evidence is not None and evidence.probe is not None:
+            of_stack = found.setdefault(cell.stack, [])
+            if evidence.probe not in of_stack:
+                of_stack.append(evidence.probe)
+    return {stack: tuple(probes) for stack, probes in found.items()}
 
 
 def _installed(plan: SavedPlan, reading: Reading) -> dict[str, dict[str, str]]:
@@ -136,9 +149,13 @@ def _incomplete(cell: Cell, evidence: Evidence, matrix: Matrix, pins: Mapping[st
     """Why this evidence is not about this cell as planned, or not whole; None where it is."""
     if evidence.problem is not None:
         return evidence.problem
-    wanted = matrix.backends[cell.backend].accelerator if cell.backend in matrix.backends else cell.backend
-    if evidence.accelerator != wanted:
-        return f"ran on accelerator {evidence.accelerator}, expected {wanted}"
+    backend = matrix.backends.get(cell.backend)
+    wanted = cell.backend if backend is None else backend.accelerator
+    for found in (evidence.accelerator, *(() if evidence.probe is None else (evidence.probe.accelerator,))):
+        if found != wanted:
+            return f"ran on accelerator {found}, expected {wanted}"
+    if backend is not None and backend.devices is not None and evidence.probe is None:
+        return f"no probe before the first case: nothing says that a {wanted} device was there"
     if evidence.world_size != cell.world_size:
         return f"ran with {evidence.world_size} ranks, expected {cell.world_size}"
     packages = {canonicalize_name(package): version for package, version in evidence.pins.items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ci.entries import InstalledVersion
 from ci.matrix import Backend
 from ci.plan import Cell, PlannedStack
 
@@ -36,6 +37,7 @@ def build(
             "communication": backend.communication,
             "start_method": backend.start_method,
             "environment": dict(backend.environment),
+            "versions": [_looked_up(version, stack) for version in backend.versions],
             "visible": None if backend.devices is None else backend.devices.visible,
             "devices": list(devices),
         },
@@ -55,6 +57,14 @@ def build(
             for cell in cells
         ],
     }
+
+
+def _looked_up(version: InstalledVersion, stack: PlannedStack) -> dict[str, str | None]:
+    """A version to look up, with what this stack expects of it."""
+    expected = version.expected
+    if expected is not None and "{cann}" in expected:
+        expected = None if stack.cann is None else expected.format(cann=stack.cann)
+    return {**version.model_dump(), "expected": expected}
 
 
 def write(path: Path, order: dict[str, Any]) -> None:

@@ -61,7 +61,8 @@ class PlannedStack:
     """One stack as this run will have it.
 
     pins: what must be installed, replacements applied; a package replaced by a path whose version is not known yet
-    has no pin. lock: None for `current`. nearest: for `current`, the shipped stack that differs least.
+    has no pin. lock: None for `current`. nearest: for `current`, the shipped stack that differs least. cann: of its
+    base image, where that is one of CANN; None for `current`.
     """
 
     id: str
@@ -70,6 +71,7 @@ class PlannedStack:
     check_pins: bool
     replacements: tuple[Replacement, ...] = ()
     nearest: str | None = None
+    cann: str | None = None
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,8 @@ def _stacks(matrix: Matrix, lane: Lane, selection: Selection) -> dict[str, Plann
         level = own[name].cann
         if level is not None and (wrong := cann.mismatch(matrix.cann, level, pins)) is not None:
             raise UsageError(f"--with: stack {name}: found {wrong[0]}; expected {wrong[1]}")
-        stacks[name] = PlannedStack(name, pins, Path(own[name].lock), check_pins=True, replacements=replacements)
+        lock = Path(own[name].lock)
+        stacks[name] = PlannedStack(name, pins, lock, check_pins=True, replacements=replacements, cann=level)
     return stacks
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from ci.errors import ExitCode, UsageError
-from ci.evidence import ExceptionRecord, Number, Record, Shim, StepNumbers
+from ci.evidence import ExceptionRecord, Number, Probe, Record, Shim, StepNumbers
 from ci.matrix import Scalar
 from ci.plan import Cell
 
@@ -133,7 +133,8 @@ class SavedPlan(Context):
 class RunRecord(Context):
     """run.json. incomplete: lines of evidence.jsonl that could not be read.
 
-    unavailable: backends on which this project has never run anything, and why.
+    unavailable: backends on which this project has never run anything, and why. probes: by stack, what the ranks of
+    each pytest worker found before their first case.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -141,6 +142,7 @@ class RunRecord(Context):
     cells: tuple[CellRecord, ...] = ()
     ledger: dict[str, DefectSummary] = Field(default_factory=dict)
     unavailable: dict[str, str] = Field(default_factory=dict)
+    probes: dict[str, tuple[Probe, ...]] = Field(default_factory=dict)
     incomplete: tuple[str, ...] = ()
 
     def exit_code(self) -> ExitCode:

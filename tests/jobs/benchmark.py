@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import bodies, cells, conftest, order
+from tests.jobs import bodies, cells, conftest, order, probe
 from tests.jobs.launcher import Launcher, Outcome, RankContext
 
 TIMES = "times.json"
@@ -80,7 +80,7 @@ def _launch(
             world_size=ranks or cell.world_size,
             workdir=workdir,
             log=folder / "log",
-            timeout_s=conftest.IMPORT_LIMIT_S,
+            timeout_s=probe.LIMIT_S,
             payload=cells.payload(cell, ordered, clip),
         )
     if outcome.problem is not None:

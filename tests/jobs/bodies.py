@@ -11,6 +11,11 @@ def wait_for_the_imports(context: RankContext) -> None:
     """Nothing: a rank that ends has seen the server's imports end."""
 
 
+def probe(context: RankContext) -> None:
+    """What a rank finds before the first case."""
+    importlib.import_module("tests.jobs.probe_rank").look(context)
+
+
 def train(context: RankContext) -> None:
     """The ranks: by the case's trainer, or its path."""
     case = context.payload["case"]

@@ -5,6 +5,7 @@ An item fails only when its evidence is incomplete; whether the numbers are righ
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import bodies, cells, evidence, order
+from tests.jobs import cells, evidence, order, probe
 from tests.jobs.launcher import Launcher
 
 ENVIRONMENT = {
@@ -27,9 +28,6 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 """What the rank server is born with: a fork cannot change what a library read at its import."""
-
-IMPORT_LIMIT_S = 300.0
-"""Importing a stack took 6 s (quiet) to 90 s (busy machine, no byte code yet)."""
 
 
 def environment(ordered: order.Order) -> dict[str, str]:
@@ -96,55 +94,58 @@ def ordered(request: pytest.FixtureRequest) -> order.Order:
 
 
 @pytest.fixture(scope="session")
-def launcher(ordered: order.Order, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """One warm rank server per pytest worker: the import of the stack is no case's own time.
-
-    Should the imports fail, each case says so by itself.
-    """
-    warm = Launcher(str(ordered.backend["start_method"]))
-    folder = tmp_path_factory.mktemp("imports")
-    warm.run(
-        bodies.wait_for_the_imports,
-        world_size=1,
-        workdir=folder,
-        log=folder / "log",
-        timeout_s=IMPORT_LIMIT_S,
-    )
-    return warm
+def launcher(ordered: order.Order) -> Launcher:
+    """One warm rank server per pytest worker."""
+    return Launcher(str(ordered.backend["start_method"]))
 
 
 @pytest.fixture(scope="session")
-def pins_differ(ordered: order.Order) -> str | None:
-    """What is installed unlike the stack's pins, looked at before the first case."""
-    return cells.pin_difference(ordered)
+def before(
+    request: pytest.FixtureRequest,
+    ordered: order.Order,
+    launcher: Launcher,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> evidence.Evidence:
+    """What is known before the first case, as evidence of no case: its pins and its probe, or why none can run.
+
+    The probe also waits for the import of the stack, so that this is no case's own time.
+    """
+    results: Path = request.config.getoption("--results")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    log = results / "logs" / f"probe.{ordered.stack}.{worker}.log"
+    found = evidence.Evidence(
+        cell="",
+        pins=cells.installed_pins(ordered.pins),
+        accelerator=str(ordered.backend["accelerator"]),
+        device="",
+        world_size=0,
+        problem=cells.pin_difference(ordered),
+    )
+    if found.problem is not None:
+        return found
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        seen = probe.run(ordered, launcher, tmp_path_factory.mktemp("probe"), log)
+    except probe.Failed as error:
+        return dataclasses.replace(found, problem=str(error), log=str(log.relative_to(results)))
+    return dataclasses.replace(found, probe=seen)
 
 
 @pytest.fixture
 def run_cell(
-    request: pytest.FixtureRequest, ordered: order.Order, launcher: Launcher, pins_differ: str | None
+    request: pytest.FixtureRequest, ordered: order.Order, launcher: Launcher, before: evidence.Evidence
 ) -> Callable[[order.Cell], evidence.Evidence]:
     """Runs a cell, appends its evidence and fails the item where the evidence is incomplete."""
     results: Path = request.config.getoption("--results")
 
-    def incomplete(cell: order.Cell, problem: str) -> evidence.Evidence:
-        return evidence.Evidence(
-            cell=cell.id,
-            pins=cells.installed_pins(ordered.pins),
-            accelerator=str(ordered.backend["accelerator"]),
-            device="",
-            world_size=cell.world_size,
-            problem=problem,
-        )
-
     def run(cell: order.Cell) -> evidence.Evidence:
-        if pins_differ is not None:
-            recorded = incomplete(cell, pins_differ)
-        else:
+        recorded = dataclasses.replace(before, cell=cell.id, world_size=cell.world_size)
+        if before.problem is None:
             try:
-                recorded = cells.run(cell, ordered, launcher, results)
+                recorded = dataclasses.replace(cells.run(cell, ordered, launcher, results), probe=before.probe)
             except Exception as error:  # noqa: BLE001  # reason: a cell without evidence would not say why
                 traceback.print_exc()
-                recorded = incomplete(cell, f"{type(error).__name__}: {error}")
+                recorded = dataclasses.replace(recorded, problem=f"{type(error).__name__}: {error}")
         evidence.append(results / "evidence.jsonl", recorded)
         if recorded.problem is not None:
             pytest.fail(recorded.problem, pytrace=False)

@@ -153,6 +153,24 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class Probe:
+    """What the ranks of a pytest worker found before its first case, asserted in each of them.
+
+    accelerator: DeepSpeed's name of it. communication: torch.distributed's name of the library that carried the
+    collective. world_size: as many ranks as the largest case has. devices: the name of each rank's device.
+    versions: of the driver and the toolkit, by the names in matrix.yaml. all_reduce: sum over the ranks of rank + 1, as
+    it came back.
+    """
+
+    accelerator: str
+    communication: str
+    world_size: int
+    devices: tuple[str, ...]
+    versions: dict[str, str]
+    all_reduce: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Evidence:
     """Everything a case recorded.
 
@@ -161,7 +179,8 @@ class Evidence:
     it. problem: why the evidence is incomplete (crash of a process, hang, out of memory, wrong accelerator, pins
     differ), or None. log: path of the case's log, relative to the run's folder. training_s: time in the case's own
     training steps; duration_s: everything. peak_memory_mb: largest resident size of any rank. mutant: the fault that
-    was planted on purpose and ran (`nox -s mutants`), None everywhere else.
+    was planted on purpose and ran (`nox -s mutants`), None everywhere else. probe: what the ranks found before the
+    first case of this pytest worker, None where they could not.
     """
 
     cell: str
@@ -183,6 +202,7 @@ class Evidence:
     peak_memory_mb: float | None = None
     notes: tuple[str, ...] = ()
     mutant: str | None = None
+    probe: Probe | None = None
     schema: int = SCHEMA
 
 

@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.order import SCHEMA
+from tests.jobs import cells
+from tests.jobs.order import SCHEMA, Cell, Order
+from tests.stack.given import Given
 
 ROOT = Path(__file__).parents[2]
 GLOO = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 
-ADAPTER = {"zero_stage": 3, "dtype": "fp32", "user_code": "plain", "frozen": False, "checkpointing": "none"}
+ADAPTER = {"zero_stage": 3, "dtype": "fp32", "user_code": "plain", "frozen": False, "init": "disabled"}
+ADAPTER |= {"checkpointing": "none"}
 GRPO = {"zero_stage": 0, "dtype": "bf16", "gradient_accumulation_steps": 1, "gradient_clipping": 0, "lora_b": "seeded"}
 SWEEP = {"zero_stage": 1, "dtype": "fp32", "gradient_clipping": 0, "gradient_accumulation_steps": 1, "resume": False}
 SWEEP_REST = {"offload": "none", "grad_accum_dtype": "unset", "parameters": "plain", "param_groups": 1, "steps": 3}
@@ -47,7 +50,16 @@ def test_an_order_for_cuda_never_trains_on_the_cpu(tmp_path: Path) -> None:
     devices = {"visible": "CUDA_VISIBLE_DEVICES", "devices": ["0", "1"]}
     evidence = run(tmp_path, {**cuda, **devices}, "zero3-custom-adapter", ADAPTER)
     assert evidence["problem"] and not evidence["steps"], evidence
-    assert evidence["accelerator"] == "cuda" and not evidence["device"]
+    assert evidence["accelerator"] == "cuda" and not evidence["device"] and evidence["probe"] is None
+
+
+def test_a_fall_back_to_the_cpu_that_would_train_is_an_error(tmp_path: Path) -> None:
+    """Everything here would let DeepSpeed train on the CPU, as it does by itself where it finds no device."""
+    silent = {**GLOO, "id": "cuda", "accelerator": "cuda", "environment": {"DS_ACCELERATOR": "cpu"}}
+    evidence = run(tmp_path, silent, "zero3-custom-adapter", ADAPTER)
+    expected = "before the first case: rank 0 raised RuntimeError: wrong accelerator: DeepSpeed chose 'cpu'"
+    assert evidence["problem"].startswith(expected) and not evidence["steps"], evidence
+    assert "wrong accelerator" in (tmp_path / evidence["log"]).read_text()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +78,9 @@ def test_an_order_for_cuda_never_trains_on_the_cpu(tmp_path: Path) -> None:
 def test_a_process_group_that_cannot_be_made_is_no_exception_of_training(
     tmp_path: Path, job: str, case: dict[str, Any]
 ) -> None:
-    nowhere = {**GLOO, "environment": {"GLOO_SOCKET_IFNAME": "nowhere0"}}
-    evidence = run(tmp_path, nowhere, job, {"world_size": 2, **case})
-    assert evidence["exception"] is None and evidence["problem"], evidence
-    assert "nowhere0" in (tmp_path / evidence["log"]).read_text()
+    """Past the probe, whose own process group was made."""
+    cell = Cell(f"cpu/newest/{job}/x", job, {"world_size": 2, **case}, 2, 0, 120.0, (), None, None)
+    order = Order(GLOO, "newest", {}, False, (cell,))
+    evidence = cells.run(cell, order, Given({"GLOO_SOCKET_IFNAME": "nowhere0"}), tmp_path)
+    assert evidence.exception is None and evidence.problem, evidence
+    assert "nowhere0" in (tmp_path / str(evidence.log)).read_text()

@@ -22,7 +22,7 @@ from tests.unit import synthetic
 GOLDEN = Path(__file__).parent / "golden" / "evidence.jsonl"
 PAIRS = [
     (getattr(jobs, name), getattr(host, name))
-    for name in ("Shim", "ExceptionRecord", "TensorError", "Gram", "Alternative", "Step", "Evidence")
+    for name in ("Shim", "ExceptionRecord", "TensorError", "Gram", "Alternative", "Step", "Probe", "Evidence")
 ]
 
 
@@ -84,6 +84,7 @@ def golden() -> list[jobs.Evidence]:
         training_s=0.5,
         peak_memory_mb=440.0,
         notes=("über",),
+        probe=jobs.Probe("cuda", "nccl", 2, ("NVIDIA A800-SXM4-80GB",) * 2, {"driver": "535.146.02"}, 3.0),
     )
     return [clean, rare]
 

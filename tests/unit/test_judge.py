@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from ci.checks import gradient_error, predict, relative
+from ci.entries import Backend, Devices
 from ci.evidence import Evidence, Gram, Reading
 from ci.judge import judge_cell, judge_run
 from ci.matrix import Defect
 from ci.runrecord import CellRecord, Check, SavedPlan, Verdict
 from tests.jobs import evidence as jobs
+from tests.jobs.evidence import Probe
 from tests.unit import synthetic
 from tests.unit.synthetic import TOLERANCE, Faults
 
@@ -318,12 +320,24 @@ def test_no_evidence_is_an_error() -> None:
         ({"steps_expected": 4}, "3 of 4 steps recorded"),
         ({"accelerator": "cuda"}, "ran on accelerator cuda, expected cpu"),
         ({"world_size": 1}, "ran with 1 ranks, expected 2"),
+        ({"probe": Probe("cuda", "nccl", 2, ("A800",) * 2, {}, 3.0)}, "ran on accelerator cuda, expected cpu"),
     ],
 )
 def test_incomplete_evidence_is_an_error_before_anything_else(fields: dict[str, Any], words: str) -> None:
     cell = judged(NORM, faults=Faults([NORM], moved={"forward": 1.0}), **fields)
     assert cell.verdict is Verdict.ERROR and words in (cell.reason or "")
     assert check(cell, "forward").ok is False  # what was measured can still be read
+
+
+def test_without_a_probe_a_backend_with_devices_has_shown_nothing() -> None:
+    backend = Backend(
+        accelerator="cpu", communication="gloo", start_method="spawn", devices=Devices(visible="X", gpus=True)
+    )
+    matrix = synthetic.matrix().model_copy(update={"backends": {"cpu": backend}})
+    seen = Probe("cpu", "gloo", 2, ("A800",) * 2, {"driver": "535.146.02"}, 3.0)
+    for probe, verdict in ((None, Verdict.ERROR), (seen, Verdict.OK)):
+        recorded = synthetic.read(dataclasses.replace(synthetic.recorded(CELL, "0.19.8"), probe=probe))
+        assert judge_cell(CELL, recorded, matrix).verdict is verdict
 
 
 def test_steps_out_of_order_are_an_error() -> None:
