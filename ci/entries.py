@@ -148,6 +148,7 @@ class Devices(Entry):
     """
 
     visible: Annotated[str, Field(description="environment variable that lists the devices a process may use")]
+    tool: Annotated[Literal["nvidia-smi", "npu-smi"], Field(description="what tells their health and who uses them")]
     runtime: Annotated[str | None, Field(description="OCI runtime of the vendor, taken where the engine has it")] = None
     runtime_variable: Annotated[str | None, Field(description="environment variable that this runtime reads")] = None
     cdi: Annotated[str | None, Field(description="CDI kind, taken where the engine knows a device of it")] = None
@@ -200,6 +201,12 @@ class Backend(Entry):
     communication: Annotated[str, Field(description="torch.distributed's name of its collective library")]
     start_method: Literal["forkserver", "spawn"]
     environment: Annotated[dict[str, str], Field(description="environment of the jobs")] = {}
+    shims: Annotated[
+        tuple[Word, ...], Field(description="of tests/jobs/shims.py, those that a case may need here")
+    ] = ()
+    training_arguments: Annotated[
+        dict[str, Scalar], Field(description="what transformers' TrainingArguments need to be told here")
+    ] = {}
     versions: Annotated[
         tuple[InstalledVersion, ...], Field(description="of driver and toolkit, looked up before the first case")
     ] = ()
@@ -212,6 +219,7 @@ class Backend(Entry):
         "x86_64-manylinux_2_28"
     )
     packages: Annotated[tuple[str, ...], Field(description="what its runtime needs of each stack, unpinned")] = ()
+    left_out: Annotated[tuple[str, ...], Field(description="what its locks leave out although a pin asks for it")] = ()
     never_run: Annotated[str | None, Field(description="said with every result: on what it has not run yet")] = None
     unavailable: Annotated[str | None, Field(description="why this backend cannot run anything yet")] = None
 

@@ -37,6 +37,8 @@ def build(
             "communication": backend.communication,
             "start_method": backend.start_method,
             "environment": dict(backend.environment),
+            "shims": list(backend.shims),
+            "training_arguments": dict(backend.training_arguments),
             "versions": [_looked_up(version, stack) for version in backend.versions],
             "visible": None if backend.devices is None else backend.devices.visible,
             "devices": list(devices),

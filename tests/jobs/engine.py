@@ -120,9 +120,9 @@ def train(context: RankContext) -> None:
     case: Mapping[str, Any] = payload["case"]
     backend: Mapping[str, Any] = payload["backend"]
     device = assert_accelerator(backend)
-    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case)
+    applied = shims.apply_common(backend["shims"]) + shims.wait_for_every_gather(backend["shims"], case)
     if case["dtype"] == "fp16":
-        applied += shims.allow_fp16(get_accelerator())
+        applied += shims.allow_fp16(backend["shims"], get_accelerator())
     workload = workload_for(payload)
     recorder = Recorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])

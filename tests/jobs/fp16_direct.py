@@ -179,10 +179,11 @@ def train(context: RankContext) -> None:
     case = {**payload["case"], "clip": payload["clip"]}
     engine.assert_accelerator(payload["backend"])
     accelerator = get_accelerator()
-    applied = shims.apply_common(accelerator.device_name()) + shims.allow_fp16(accelerator)
+    wanted = payload["backend"]["shims"]
+    applied = shims.apply_common(wanted) + shims.allow_fp16(wanted, accelerator)
     workload = HandSet(payload["case"], int(payload["seed"]))
     if case["optimizer"] == "fused" and case.get("experts"):
-        applied += shims.float_tensor_of_a_number(accelerator)
+        applied += shims.float_tensor_of_a_number(wanted, accelerator)
     recorder = Recorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])
     engine.init_distributed(context, payload["backend"]["communication"])

@@ -27,7 +27,7 @@ def look(context: RankContext) -> None:
     accelerator = assert_accelerator(backend)
     assert_devices(backend)
     versions = {entry["name"]: installed_version(entry) for entry in backend.get("versions", ())}
-    shims.apply_common(accelerator)
+    shims.apply_common(backend["shims"])
     init_distributed(context, backend["communication"])
     found = {
         "accelerator": accelerator,

@@ -1,13 +1,14 @@
 """Changes to libraries without which a case cannot run on this device at all; each with its reason, each recorded.
 
-None touches a number that is judged. Which of them apply follows from the accelerator and the installed releases.
+None touches a number that is judged. `wanted` are the names of those that the backend's entry allows; which of them
+apply follows from the installed releases and the case.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,10 +24,10 @@ def _released(package_version: str) -> Version:
     return Version(Version(package_version).base_version)
 
 
-def apply_common(accelerator: str) -> Applied:
+def apply_common(wanted: Collection[str]) -> Applied:
     """Shims that every engine case needs here, applied to this process. Returns (name, reason) of each."""
     applied: Applied = []
-    if accelerator == "cpu":
+    if "no-shared-memory-collective" in wanted:
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]  # reason: a module's own function is replaced
         applied.append(
             (
@@ -35,7 +36,7 @@ def apply_common(accelerator: str) -> Applied:
                 "gloo carries every collective instead",
             )
         )
-    if accelerator == "cpu" and _released(deepspeed.__version__) < Version("0.19.0"):
+    if "gather-without-autograd" in wanted and _released(deepspeed.__version__) < Version("0.19.0"):
         from deepspeed.runtime import utils
         from deepspeed.runtime.zero import stage_1_and_2
 
@@ -55,13 +56,15 @@ def apply_common(accelerator: str) -> Applied:
     return applied
 
 
-def wait_for_every_gather(accelerator: str, case: Mapping[str, Any]) -> Applied:
+def wait_for_every_gather(wanted: Collection[str], case: Mapping[str, Any]) -> Applied:
     """Make ZeRO-3's coalesced gather wait for each of its collectives (persistent parameters after every step).
 
     Up to 0.19.3 it waits for the last one only, which is enough on a stream and not with gloo: 2-5 % of such gathers
     return memory that nothing has written yet, seen here as a loss of inf on 0.17.6.
     """
-    if accelerator != "cpu" or int(case["zero_stage"]) != 3 or _released(deepspeed.__version__) >= Version("0.19.4"):
+    if "wait-for-every-gather" not in wanted or int(case["zero_stage"]) != 3:
+        return []
+    if _released(deepspeed.__version__) >= Version("0.19.4"):
         return []
     from deepspeed.runtime.zero import partition_parameters
 
@@ -99,9 +102,9 @@ def wait_for_every_gather(accelerator: str, case: Mapping[str, Any]) -> Applied:
     ]
 
 
-def allow_fp16(accelerator: Any) -> Applied:
+def allow_fp16(wanted: Collection[str], accelerator: Any) -> Applied:
     """Let the CPU accelerator train in fp16, which it refuses where the processor has no avx512_fp16."""
-    if accelerator.device_name() != "cpu" or accelerator.is_fp16_supported():
+    if "fp16-on-cpu" not in wanted or accelerator.is_fp16_supported():
         return []
     cls = type(accelerator)
     cls.is_fp16_supported = lambda self: True
@@ -109,9 +112,9 @@ def allow_fp16(accelerator: Any) -> Applied:
     return [("fp16-on-cpu", "DeepSpeed refuses fp16 on a CPU without avx512_fp16; torch computes it all the same")]
 
 
-def float_tensor_of_a_number(accelerator: Any) -> Applied:
+def float_tensor_of_a_number(wanted: Collection[str], accelerator: Any) -> Applied:
     """Let the CPU accelerator's FloatTensor take a number, as that of CUDA does: the experts' norm is made with it."""
-    if accelerator.device_name() != "cpu" or _released(deepspeed.__version__) >= Version("0.19.2"):
+    if "float-tensor-of-a-number" not in wanted or _released(deepspeed.__version__) >= Version("0.19.2"):
         return []
     type(accelerator).FloatTensor = property(lambda self: functools.partial(torch.tensor, dtype=torch.float))
     return [("float-tensor-of-a-number", "FP16_Optimizer with experts raises on CPU alone (fixed in 0.19.2, #7938)")]
@@ -151,10 +154,10 @@ def drop_empty_groups(optimizer: torch.optim.Optimizer) -> Applied:
     ]
 
 
-def apply_trl(accelerator: str, case: Mapping[str, Any]) -> Applied:
+def apply_trl(wanted: Collection[str], case: Mapping[str, Any]) -> Applied:
     """Shims that TRL's trainer needs here beside those of every engine case."""
     applied: Applied = []
-    if accelerator != "cpu":
+    if "gather-one-by-one" not in wanted:
         return applied
     if int(case["zero_stage"]) == 3 and _released(deepspeed.__version__) < Version("0.19.4"):
         deepspeed.zero.GatheredParameters = _one_by_one
@@ -168,21 +171,23 @@ def apply_trl(accelerator: str, case: Mapping[str, Any]) -> Applied:
     return applied
 
 
-def apply_swift(accelerator: str, trainer: type) -> Applied:
-    """Shims that ms-swift and its GRPO trainer need on CPU beside those of every TRL case."""
-    if accelerator != "cpu":
-        return []
-    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
-    for name in ("max_memory_reserved", "max_memory_allocated", "memory_reserved", "memory_allocated", "empty_cache"):
-        if not hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, lambda *_, **__: 0)
-    applied = [
-        (
-            "bf16-without-a-gpu",
-            "transformers refuses bf16 where there is no GPU unless told use_cpu, with which DeepSpeed is left out",
-        ),
-        ("memory-of-the-cpu", "ms-swift asks torch.cpu for memory statistics that only devices have"),
-    ]
+def apply_swift(wanted: Collection[str], accelerator: str, trainer: type) -> Applied:
+    """Shims that ms-swift and its GRPO trainer need beside those of every TRL case."""
+    applied: Applied = []
+    if "bf16-without-a-gpu" in wanted:
+        transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+        applied.append(
+            (
+                "bf16-without-a-gpu",
+                "transformers refuses bf16 where there is no GPU unless told use_cpu, with which DeepSpeed is left out",
+            )
+        )
+    if "memory-of-the-cpu" in wanted:
+        module = getattr(torch, accelerator)
+        for name in _MEMORY_STATISTICS:
+            if not hasattr(module, name):
+                setattr(module, name, lambda *_, **__: 0)
+        applied.append(("memory-of-the-cpu", "ms-swift asks torch.cpu for memory statistics that only devices have"))
     absent = [name for name in _ROLLOUT_ATTRIBUTES if not hasattr(trainer, name)]
     for name in absent:
         setattr(trainer, name, False)
@@ -196,6 +201,13 @@ def apply_swift(accelerator: str, trainer: type) -> Applied:
     return applied
 
 
+_MEMORY_STATISTICS = (
+    "max_memory_reserved",
+    "max_memory_allocated",
+    "memory_reserved",
+    "memory_allocated",
+    "empty_cache",
+)
 _ROLLOUT_ATTRIBUTES = (
     "use_fast_infer",
     "enable_offload",

@@ -19,7 +19,7 @@ from tests.jobs import corrections, engine, masters, mutants, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import Recorder, _recording, _weights
 from tests.jobs.reference import NOT_RESTORED
-from tests.jobs.sweep_workload import RESUME_AFTER, EngineSweep
+from tests.jobs.sweep_workload import HOST_MEMORY, RESUME_AFTER, EngineSweep
 from tests.jobs.workload import DTYPES
 
 TAG = "middle"
@@ -93,7 +93,7 @@ def assert_as_asked(built: Any, case: Mapping[str, Any]) -> None:
     offload = case["offload"]
     found = {
         "offload_optimizer": bool(built.zero_cpu_offload()),
-        "offload_param": str(getattr(built.zero_offload_param(), "device", "none")).endswith("cpu"),
+        "offload_param": str(getattr(built.zero_offload_param(), "device", "none")).endswith(HOST_MEMORY),
     }
     wanted = {"offload_optimizer": offload != "none", "offload_param": offload == "optimizer-and-parameters"}
     if case["grad_accum_dtype"] != "unset":
@@ -108,10 +108,11 @@ def train(context: RankContext) -> None:
     engine.assert_preloaded()
     payload = context.payload
     case: Mapping[str, Any] = payload["case"]
+    wanted = payload["backend"]["shims"]
     device = engine.assert_accelerator(payload["backend"])
-    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case)
+    applied = shims.apply_common(wanted) + shims.wait_for_every_gather(wanted, case)
     if case["dtype"] == "fp16":
-        applied += shims.allow_fp16(get_accelerator())
+        applied += shims.allow_fp16(wanted, get_accelerator())
     workload = EngineSweep(case, int(payload["seed"]))
     recorder = ResumingRecorder(context.rank)
     recorder.facts["corrections"] = corrections.apply(payload["corrections"])

@@ -21,6 +21,8 @@ from tests.jobs.plain_optimizer import OptimizerSettings
 from tests.jobs.workload import DTYPES, Workload, generator, seed_weights
 
 INPUT, HIDDEN, OUTPUT, ROWS = 16, 33, 7, 8
+HOST_MEMORY = "cpu"
+"""DeepSpeed's word in an offload section for the memory of the host, whatever the accelerator."""
 SGD_LR = 2.0**-6
 """Small, so that the gradient norms stay where they were set while the weights move."""
 LR_OF_THE_SECOND_GROUP = 0.5
@@ -153,12 +155,12 @@ class EngineSweep(Workload):
         return plain_optimizer.build(described, self.settings())
 
     def adjust_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        on_cpu = {"device": "cpu", "pin_memory": True}
+        in_host_memory = {"device": HOST_MEMORY, "pin_memory": True}
         zero = dict(config["zero_optimization"])
         if self.case["offload"] != "none":
-            zero["offload_optimizer"] = on_cpu
+            zero["offload_optimizer"] = in_host_memory
         if self.case["offload"] == "optimizer-and-parameters":
-            zero["offload_param"] = on_cpu
+            zero["offload_param"] = in_host_memory
         adjusted = {**config, "zero_optimization": zero}
         if self.case["grad_accum_dtype"] != "unset":
             adjusted["data_types"] = {"grad_accum_dtype": self.case["grad_accum_dtype"]}

@@ -159,7 +159,7 @@ def arguments(payload: Mapping[str, Any], workload: Workload, folder: Path) -> A
         **newer,
         output_dir=str(folder / "output"),
         deepspeed=configuration(case, payload.get("ds_config")),
-        use_cpu=payload["backend"]["accelerator"] == "cpu",
+        **payload["backend"]["training_arguments"],
         bf16=case["dtype"] == "bf16",
         fp16=False,
         per_device_train_batch_size=grpo.SEQUENCES,
@@ -236,8 +236,9 @@ def train(context: RankContext) -> None:
     assert_preloaded()
     payload = context.payload
     case: Mapping[str, Any] = payload["case"]
+    wanted = payload["backend"]["shims"]
     device = assert_accelerator(payload["backend"])
-    applied = shims.apply_common(device) + shims.wait_for_every_gather(device, case) + shims.apply_trl(device, case)
+    applied = shims.apply_common(wanted) + shims.wait_for_every_gather(wanted, case) + shims.apply_trl(wanted, case)
     workload = workload_for(payload)
     assert isinstance(workload, trl_grpo.TrlGrpo)
     recorder = Recorder(context.rank)

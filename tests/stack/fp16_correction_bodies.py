@@ -16,6 +16,7 @@ import torch
 
 from tests.jobs import corrections, engine, shims
 from tests.jobs.launcher import RankContext
+from tests.stack.given import CPU
 
 PATCHED = (
     ("deepspeed.runtime.engine", "DeepSpeedEngine"),
@@ -36,9 +37,9 @@ def _state() -> list[dict[str, Any]]:
 
 def _join(context: RankContext) -> None:
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    shims.allow_fp16(deepspeed.accelerator.get_accelerator())
-    engine.init_distributed(context, "gloo")
+    shims.apply_common(CPU["shims"])
+    shims.allow_fp16(CPU["shims"], deepspeed.accelerator.get_accelerator())
+    engine.init_distributed(context, CPU["communication"])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A launcher whose ranks are given more of an environment than those of a run."""
+"""What the ranks of these tests are given: the backend of the CPU, and where asked more of an environment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.jobs.launcher import Launcher, Outcome
+
+CPU: dict[str, Any] = {
+    "id": "cpu",
+    "accelerator": "cpu",
+    "communication": "gloo",
+    "start_method": "forkserver",
+    "shims": [
+        *("bf16-without-a-gpu", "float-tensor-of-a-number", "fp16-on-cpu", "gather-one-by-one"),
+        *("gather-without-autograd", "memory-of-the-cpu", "no-shared-memory-collective", "wait-for-every-gather"),
+    ],
+    "training_arguments": {"use_cpu": True},
+    "environment": {},
+    "versions": [],
+    "visible": None,
+    "devices": [],
+}
+"""As matrix.yaml has it and `ci.order` writes it (tests/unit compares them); a stack has nothing to read YAML with."""
 
 
 class Given(Launcher):

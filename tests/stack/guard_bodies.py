@@ -20,6 +20,7 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
 from tests.jobs import corrections, engine, shims
 from tests.jobs.launcher import RankContext
+from tests.stack.given import CPU
 
 STEPS = 5
 PATCHED = (
@@ -78,9 +79,9 @@ class Small(torch.nn.Module):  # type: ignore[misc]  # reason: torch is untyped 
 
 def _join(context: RankContext) -> None:
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    shims.wait_for_every_gather("cpu", {"zero_stage": 3})
-    engine.init_distributed(context, "gloo")
+    shims.apply_common(CPU["shims"])
+    shims.wait_for_every_gather(CPU["shims"], {"zero_stage": 3})
+    engine.init_distributed(context, CPU["communication"])
 
 
 def _guarded(mode: str) -> Any:

@@ -11,6 +11,7 @@ import time
 import torch
 
 from tests.jobs.launcher import RankContext
+from tests.stack.given import CPU
 
 
 def reduce_sum(context: RankContext) -> None:
@@ -20,8 +21,8 @@ def reduce_sum(context: RankContext) -> None:
     from tests.jobs import engine, shims
 
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    engine.init_distributed(context, "gloo")
+    shims.apply_common(CPU["shims"])
+    engine.init_distributed(context, CPU["communication"])
     value = torch.tensor([context.rank + 1.0])
     deepspeed.comm.all_reduce(value)
     (context.workdir / f"sum{context.rank}").write_text(str(value.item()))

@@ -19,8 +19,8 @@ from tests.jobs.evidence import Evidence
 from tests.jobs.launcher import Launcher
 from tests.jobs.order import Cell, Order
 from tests.stack import guard_bodies as bodies
+from tests.stack.given import CPU
 
-CPU = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 ORDER = Order(backend=CPU, stack="tests", pins={}, check_pins=False, cells=())
 JOB = "zero3-custom-adapter"
 CASE: dict[str, Any] = {

@@ -19,8 +19,8 @@ from tests.jobs.evidence import Evidence
 from tests.jobs.launcher import Launcher
 from tests.jobs.order import Cell, Order
 from tests.stack import fp16_correction_bodies as bodies
+from tests.stack.given import CPU
 
-CPU = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 ORDER = Order(backend=CPU, stack="tests", pins={}, check_pins=False, cells=())
 FP16: dict[str, Any] = {
     "zero_stage": 0,

@@ -18,8 +18,8 @@ from tests.jobs.evidence import Evidence
 from tests.jobs.launcher import Launcher
 from tests.jobs.order import Cell, Order
 from tests.stack import zero_correction_bodies as bodies
+from tests.stack.given import CPU
 
-CPU = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 ORDER = Order(backend=CPU, stack="tests", pins={}, check_pins=False, cells=())
 ADAPTER: dict[str, Any] = {
     "zero_stage": 3,

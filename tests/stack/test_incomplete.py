@@ -17,10 +17,9 @@ import pytest
 
 from tests.jobs import cells
 from tests.jobs.order import SCHEMA, Cell, Order
-from tests.stack.given import Given
+from tests.stack.given import CPU, Given
 
 ROOT = Path(__file__).parents[2]
-GLOO = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 
 ADAPTER = {"zero_stage": 3, "dtype": "fp32", "user_code": "plain", "frozen": False, "init": "disabled"}
 ADAPTER |= {"checkpointing": "none"}
@@ -46,7 +45,7 @@ def run(folder: Path, backend: Mapping[str, Any], job: str, case: Mapping[str, A
 
 
 def test_an_order_for_cuda_never_trains_on_the_cpu(tmp_path: Path) -> None:
-    cuda = {**GLOO, "id": "cuda", "accelerator": "cuda", "communication": "nccl"}
+    cuda = {**CPU, "id": "cuda", "accelerator": "cuda", "communication": "nccl"}
     devices = {"visible": "CUDA_VISIBLE_DEVICES", "devices": ["0", "1"]}
     evidence = run(tmp_path, {**cuda, **devices}, "zero3-custom-adapter", ADAPTER)
     assert evidence["problem"] and not evidence["steps"], evidence
@@ -55,7 +54,7 @@ def test_an_order_for_cuda_never_trains_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_fall_back_to_the_cpu_that_would_train_is_an_error(tmp_path: Path) -> None:
     """Everything here would let DeepSpeed train on the CPU, as it does by itself where it finds no device."""
-    silent = {**GLOO, "id": "cuda", "accelerator": "cuda", "environment": {"DS_ACCELERATOR": "cpu"}}
+    silent = {**CPU, "id": "cuda", "accelerator": "cuda", "environment": {"DS_ACCELERATOR": "cpu"}}
     evidence = run(tmp_path, silent, "zero3-custom-adapter", ADAPTER)
     expected = "before the first case: rank 0 raised RuntimeError: wrong accelerator: DeepSpeed chose 'cpu'"
     assert evidence["problem"].startswith(expected) and not evidence["steps"], evidence
@@ -80,7 +79,7 @@ def test_a_process_group_that_cannot_be_made_is_no_exception_of_training(
 ) -> None:
     """Past the probe, whose own process group was made."""
     cell = Cell(f"cpu/newest/{job}/x", job, {"world_size": 2, **case}, 2, 0, 120.0, (), None, None)
-    order = Order(GLOO, "newest", {}, False, (cell,))
+    order = Order(CPU, "newest", {}, False, (cell,))
     evidence = cells.run(cell, order, Given({"GLOO_SOCKET_IFNAME": "nowhere0"}), tmp_path)
     assert evidence.exception is None and evidence.problem, evidence
     assert "nowhere0" in (tmp_path / str(evidence.log)).read_text()

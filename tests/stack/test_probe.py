@@ -13,9 +13,8 @@ from tests.jobs import probe
 from tests.jobs.evidence import Probe
 from tests.jobs.launcher import Launcher
 from tests.jobs.order import Cell, Order
-from tests.stack.given import Given
+from tests.stack.given import CPU, Given
 
-CPU = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.146.02  Thu Dec 19 18:56:32 UTC 2023\n"
 """As in a public report of a driver and a library that differ."""
 

@@ -14,8 +14,8 @@ import pytest
 from tests.jobs import bodies
 from tests.jobs.launcher import Launcher, Outcome
 from tests.stack import sweep_mutants as mutants
+from tests.stack.given import CPU
 
-CPU = {"id": "cpu", "accelerator": "cpu", "communication": "gloo", "start_method": "forkserver"}
 PLAIN: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "gradient_clipping": 0,

@@ -18,6 +18,7 @@ import torch
 from tests.jobs import corrections, engine, shims
 from tests.jobs.launcher import RankContext
 from tests.jobs.workload import generator
+from tests.stack.given import CPU
 
 LR = 0.5
 INPUTS = 6
@@ -88,10 +89,10 @@ def config(payload: Mapping[str, Any]) -> dict[str, Any]:
 def start(context: RankContext) -> None:
     """Ranks as a case has them, with the corrections of the payload."""
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    shims.wait_for_every_gather("cpu", {"zero_stage": context.payload["zero"].get("stage", 0)})
+    shims.apply_common(CPU["shims"])
+    shims.wait_for_every_gather(CPU["shims"], {"zero_stage": context.payload["zero"].get("stage", 0)})
     corrections.apply(context.payload["corrections"])
-    engine.init_distributed(context, "gloo")
+    engine.init_distributed(context, CPU["communication"])
 
 
 def follows_plain_training(context: RankContext) -> None:
@@ -202,8 +203,8 @@ def begins_as_if_never_stepped(context: RankContext) -> None:
     from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    engine.init_distributed(context, "gloo")
+    shims.apply_common(CPU["shims"])
+    engine.init_distributed(context, CPU["communication"])
     corrections.apply(context.payload["corrections"])
     optim = torch.optim
     kinds: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -354,8 +355,8 @@ def norm_counts_every_expert_once(context: RankContext) -> None:
     from deepspeed.utils import groups
 
     engine.assert_preloaded()
-    shims.apply_common("cpu")
-    engine.init_distributed(context, "gloo")
+    shims.apply_common(CPU["shims"])
+    engine.init_distributed(context, CPU["communication"])
     correction = corrections.load("fp32_zero0_norm")
     assert correction.APPLIED
     both, alone = comm.new_group([0, 1]), [comm.new_group([rank]) for rank in (0, 1)][context.rank]

@@ -72,6 +72,8 @@ def test_a_gated_cell_is_not_ordered(tmp_path: Path) -> None:
         "communication": "gloo",
         "start_method": "forkserver",
         "environment": {},
+        "shims": [],
+        "training_arguments": {},
         "versions": [],
         "visible": None,
         "devices": [],

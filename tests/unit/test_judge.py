@@ -331,7 +331,10 @@ def test_incomplete_evidence_is_an_error_before_anything_else(fields: dict[str, 
 
 def test_without_a_probe_a_backend_with_devices_has_shown_nothing() -> None:
     backend = Backend(
-        accelerator="cpu", communication="gloo", start_method="spawn", devices=Devices(visible="X", gpus=True)
+        accelerator="cpu",
+        communication="gloo",
+        start_method="spawn",
+        devices=Devices(visible="X", tool="nvidia-smi", gpus=True),
     )
     matrix = synthetic.matrix().model_copy(update={"backends": {"cpu": backend}})
     seen = Probe("cpu", "gloo", 2, ("A800",) * 2, {"driver": "535.146.02"}, 3.0)

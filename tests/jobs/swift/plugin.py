@@ -49,8 +49,9 @@ class Rank:
         self.case = self.payload["case"]
         self.rank = int(os.environ["RANK"])
         self.device = assert_accelerator(self.payload["backend"])
-        self.applied = shims.apply_common(self.device) + shims.wait_for_every_gather(self.device, self.case)
-        self.applied += shims.apply_trl(self.device, self.case) + shims.apply_swift(self.device, GRPOTrainer)
+        wanted = self.payload["backend"]["shims"]
+        self.applied = shims.apply_common(wanted) + shims.wait_for_every_gather(wanted, self.case)
+        self.applied += shims.apply_trl(wanted, self.case) + shims.apply_swift(wanted, self.device, GRPOTrainer)
         self.workload = workload_for(self.payload)
         self.recorder = Recorder(self.rank)
         self.listener = Listener(self.recorder, self.case, self.workload.seed, INPUTS)
