@@ -59,6 +59,9 @@ WorldSize = Annotated[int | None, typer.Option("--world-size", metavar="N", help
 Devices = Annotated[
     str | None, typer.Option("--devices", metavar="0,1", help="Only these of the backend's devices, by number.")
 ]
+ShareDevices = Annotated[
+    bool, typer.Option("--share-devices", help="Take devices too that another process uses; default: leave them out.")
+]
 Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help="The i-th of n equally long parts.")]
 Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="FILE.py:CLASS", help="Your own module in zero3-custom-adapter.")

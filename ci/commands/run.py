@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ci import durations, facts, shown, workers
+from ci import durations, facts, shown, smi, workers
 from ci.commands import options
 from ci.doctor import device_numbers_here, missing_devices
 from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
@@ -45,6 +45,7 @@ def main(
     corrections: options.CorrectionsChoice = options.Corrections.OFF,
     world_size: options.WorldSize = None,
     devices: options.Devices = None,
+    share_devices: options.ShareDevices = False,
     shard: options.Shard = None,
     adapter: options.Adapter = None,
     ds_config: options.DsConfig = None,
@@ -65,7 +66,7 @@ def main(
     with Interrupts() as interrupts:
         matrix = load()
         asked = options.device_numbers(devices, backend)
-        numbers = _devices(matrix, backend, asked, say, dry_run=dry_run)
+        numbers = _devices(matrix, backend, asked, say, dry_run=dry_run, shared=share_devices)
         plan = make_plan(
             matrix,
             options.selection(
@@ -129,13 +130,20 @@ def main(
 
 
 def _devices(
-    matrix: Matrix, backend: str, asked: tuple[str, ...] | None, say: Callable[[str], None], *, dry_run: bool
+    matrix: Matrix,
+    backend: str,
+    asked: tuple[str, ...] | None,
+    say: Callable[[str], None],
+    *,
+    dry_run: bool,
+    shared: bool,
 ) -> tuple[str, ...] | None:
-    """The numbers of the devices to use: those asked for, else all that are here. None where the backend has none.
+    """The numbers of the devices to use: those asked for, else all here that are well and in nobody's use.
 
-    A host without them is NoDevice; a dry run goes on, with what was asked for.
+    None where the backend has none. A host without them is NoDevice; a dry run goes on, with what was asked for.
     """
-    if backend not in matrix.backends or matrix.backends[backend].devices is None:
+    entry = matrix.backends[backend].devices if backend in matrix.backends else None
+    if entry is None:
         return None
     host = facts.gather()
     missing = missing_devices(backend, host)
@@ -144,7 +152,16 @@ def _devices(
         absent = [number for number in asked or () if number not in here]
         if absent and not dry_run:
             raise NoDevice(f"--devices {','.join(absent)}: not on this host, which has {', '.join(here)}")
-        return asked or here
+        if dry_run:
+            return asked or here
+        listing = smi.ask(entry.tool)
+        if listing is None:
+            say(f"{backend}: no {entry.tool} here, so nothing tells whether somebody else uses a device")
+            return asked or here
+        found = smi.usable(listing, here, asked, shared=shared)
+        for text in found.left_out:
+            say(f"{backend}: left out: {text}")
+        return found.numbers
     said = f"{backend}: this host has no device for it: {missing.found}. To mend it: {missing.mend}."
     if not dry_run:
         raise NoDevice(f"{said} Nothing was run: a run on CPU would prove nothing about {backend}.")
