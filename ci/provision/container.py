@@ -55,7 +55,8 @@ class Orders:
     @property
     def whole_environment(self) -> dict[str, str]:
         """The environment inside."""
-        return {"HOME": "/tmp", **self.environment, **self.handover.environment}
+        # The uid need not have a name inside, and torch 2.10 for CUDA asks for one as it is imported.
+        return {"HOME": "/tmp", "USER": "jobs", **self.environment, **self.handover.environment}
 
 
 def device_requests(handover: Handover) -> list[DeviceRequest]:

@@ -98,7 +98,7 @@ def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
             target.write_bytes(recipe.lock.read_bytes())
         command = ["pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header"]
         command += ["--python-version", recipe.python, "--python-platform", recipe.platform]
-        command += ["--output-file", str(target)]
+        command += ["--output-file", str(target), *(f"--no-emit-package={name}" for name in recipe.left_out)]
         # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages. And
         # only a local build ("+cpu"): a plain release is on every index.
         torch = recipe.pins.get(UNHASHED, "")
@@ -122,7 +122,8 @@ def _tidy(text: str, source: str) -> str:
             line = line.removesuffix(" \\")
         if not line.startswith("#"):
             kept.append(line.replace(f"-r {source}", "matrix.yaml"))
-    return "\n".join(kept) + "\n"
+    # What was left out is a comment at uv's end, and the blank line before it.
+    return "\n".join(kept).rstrip("\n") + "\n"
 
 
 def write(lock: Path, text: str) -> None:
