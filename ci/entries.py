@@ -149,6 +149,7 @@ class Devices(Entry):
 
     visible: Annotated[str, Field(description="environment variable that lists the devices a process may use")]
     tool: Annotated[Literal["nvidia-smi", "npu-smi"], Field(description="what tells their health and who uses them")]
+    driver: Annotated[Specifier | None, Field(description="releases of the driver that the stacks run on")] = None
     runtime: Annotated[str | None, Field(description="OCI runtime of the vendor, taken where the engine has it")] = None
     runtime_variable: Annotated[str | None, Field(description="environment variable that this runtime reads")] = None
     cdi: Annotated[str | None, Field(description="CDI kind, taken where the engine knows a device of it")] = None

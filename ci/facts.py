@@ -11,16 +11,22 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci import workers
+from ci import smi, workers
 from ci.errors import EnvironmentUnavailable
+from ci.smi import Listing
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A host, in plain values. engine_problem and engine_mend are set where `engine` is None."""
+    """A host, in plain values. engine_problem and engine_mend are set where `engine` is None.
+
+    closed_devices: device files that this user may not open. listings: what the vendors' tools say, by tool. cann_home:
+    the CANN whose environment is set. cdi: the kinds of devices that the engine has CDI for, of those looked for.
+    """
 
     python: tuple[int, ...]
     cores: int
@@ -40,6 +46,10 @@ class Facts:
     nvidia_devices: tuple[str, ...] = ()
     ascend_driver: bool = False
     davinci_devices: tuple[str, ...] = ()
+    closed_devices: tuple[str, ...] = ()
+    listings: Mapping[str, Listing] = field(default_factory=dict)
+    cann_home: str | None = None
+    cdi: frozenset[str] = frozenset()
 
 
 def _numbered(folder: Path, prefix: str) -> tuple[str, ...]:
@@ -79,24 +89,31 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 def gather(devices: Path = Path("/dev")) -> Facts:
     """Look at this host: its resources and its devices. Quick, and nothing else is asked."""
+    nvidia, davinci = _numbered(devices, "nvidia"), _numbered(devices, "davinci")
     return Facts(
         python=sys.version_info[:3],
         cores=workers.cores(),
         memory_free_mb=workers.free_memory_mb(),
         disk_free_mb=shutil.disk_usage(Path.cwd()).free // (1024 * 1024),
         nvidia_driver=Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None,
-        nvidia_devices=_numbered(devices, "nvidia"),
+        nvidia_devices=nvidia,
         ascend_driver=Path("/usr/local/Ascend/driver").exists() or shutil.which("npu-smi") is not None,
-        davinci_devices=_numbered(devices, "davinci"),
+        davinci_devices=davinci,
+        closed_devices=tuple(path for path in (*nvidia, *davinci) if not os.access(path, os.R_OK | os.W_OK)),
+        cann_home=os.environ.get("ASCEND_HOME_PATH"),
     )
 
 
-def with_tools(facts: Facts, torch_index: str) -> Facts:
-    """The same host with what is asked of others: the engine, its builder and images, uv, wheels on disk."""
+def with_tools(facts: Facts, torch_index: str, tools: Iterable[smi.Tool] = (), cdi: Iterable[str] = ()) -> Facts:
+    """The same host with what is asked of others: the engine, its builder and images, uv, wheels on disk.
+
+    tools: the vendors' tools to ask. cdi: the kinds of devices to ask the engine for.
+    """
     # The Docker SDK takes a moment to import, and only the doctor asks all this.
     from docker.errors import DockerException
 
     from ci.provision import engine
+    from ci.provision.devices import knows_cdi
     from ci.provision.site import Site, uv_executable
 
     clients = engine.clients()
@@ -113,14 +130,22 @@ def with_tools(facts: Facts, torch_index: str) -> Facts:
         uv=uv,
         torch_wheels=tuple(torch),
         torch_index=torch_index,
+        listings={tool: listing for tool in tools if (listing := smi.ask(tool)) is not None},
     )
     try:
         client = engine.connect()
-        version, runtimes = client.version().get("Version", "?"), client.info().get("Runtimes") or {}
+        version, info = client.version().get("Version", "?"), client.info()
+        runtimes = info.get("Runtimes") or {}
         images = frozenset(tag for image in client.images.list() for tag in image.tags)
     except EnvironmentUnavailable as error:
         problem, _, mend = error.message.partition("; ")
         return dataclasses.replace(facts, engine_problem=problem, engine_mend=mend)
     except (DockerException, OSError) as error:
         return dataclasses.replace(facts, engine_problem=f"the engine answers and then fails: {error}")
-    return dataclasses.replace(facts, engine=f"{version}", engine_runtimes=tuple(sorted(runtimes)), images=images)
+    return dataclasses.replace(
+        facts,
+        engine=f"{version}",
+        engine_runtimes=tuple(sorted(runtimes)),
+        images=images,
+        cdi=frozenset(kind for kind in cdi if knows_cdi(info, kind)),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +12,8 @@ from rich.table import Table
 from ci import facts
 from ci.doctor import Diagnosis, diagnose
 from ci.errors import ExitCode, UsageError, choices
-from ci.matrix import load
-from ci.provision.recipe import torch_index
+from ci.matrix import Matrix, load
+from ci.provision.recipe import recipe_for, torch_index
 
 MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("missing", "bold red")}
 
@@ -27,15 +28,32 @@ def main(
             raise UsageError(f"unknown backend {name!r}; {choices(name, matrix.backends)}")
     console = Console(highlight=False)
     with console.status("asking the engine"):
-        host = facts.with_tools(facts.gather(), torch_index(matrix, "cpu"))
+        host = facts.with_tools(
+            facts.gather(),
+            torch_index(matrix, "cpu"),
+            tools=[entry.devices.tool for entry in matrix.backends.values() if entry.devices],
+            cdi=[entry.devices.cdi for entry in matrix.backends.values() if entry.devices and entry.devices.cdi],
+        )
     diagnoses = [
-        diagnose(name, host, base_image=entry.base_image, unavailable=entry.unavailable)
+        diagnose(
+            name,
+            host,
+            base_image=_base_image(matrix, name),
+            unavailable=entry.unavailable,
+            devices=entry.devices,
+        )
         for name, entry in matrix.backends.items()
         if not backend or name in backend
     ]
     for diagnosis in diagnoses:
         _print(diagnosis, console)
     return ExitCode.OK
+
+
+def _base_image(matrix: Matrix, backend: str) -> str | None:
+    """The base of the backend's first stack: it may depend on the stack."""
+    stack = min((name for name, entry in matrix.stacks.items() if entry.backend == backend), default=None)
+    return None if stack is None else recipe_for(matrix, stack, Path.cwd()).base_image
 
 
 def _print(diagnosis: Diagnosis, console: Console) -> None:
