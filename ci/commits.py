@@ -1,4 +1,4 @@
-"""The commits of a checkout between two revisions, as a row that can be searched like releases."""
+"""Commits: of this project, and those of a checkout between two revisions, to be searched like releases."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ class Commit:
 
     def __str__(self) -> str:
         return self.id[:12]
+
+
+def here() -> str | None:
+    """The commit of this project, marked where the work tree differs from it; None outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def between(repo: Path, one: str, other: str) -> tuple[Commit, ...]:

@@ -29,7 +29,17 @@ from ci.progress import ProgressView, brief_time
 from ci.provision.devices import inside
 from ci.provision.runtime import Environment, Override, Recipe, Runtime
 from ci.runfolder import RunFolder, explained
-from ci.runrecord import EVIDENCE, FAILING, CellRecord, Context, RunRecord, SavedPlan, write_plan, write_run
+from ci.runrecord import (
+    EVIDENCE,
+    FAILING,
+    CellRecord,
+    Context,
+    ImageRecord,
+    RunRecord,
+    SavedPlan,
+    write_plan,
+    write_run,
+)
 from ci.stackrun import StackOrder, run_stack
 from ci.userfiles import Adapter, copy_into, read_ds_config
 
@@ -127,6 +137,7 @@ class Execution:
         self._began = time.monotonic()
         self._stacks = {stack.id: dict(stack.pins) for stack in request.plan.stacks.values()}
         self._image: str | None = None
+        self._images: dict[str, ImageRecord] = {}
         self._reasons: dict[str, str] = {}
 
     def run(self) -> Outcome:
@@ -191,7 +202,11 @@ class Execution:
             self._say(f"{stack.id}: {made}, {how}")
         for note in environment.notes:
             self._say(f"{stack.id}: {note}")
-        self._image = environment.image or self._image
+        if environment.image and environment.image_id:
+            self._image = environment.image
+            self._images[stack.id] = ImageRecord(
+                tag=environment.image, id=environment.image_id, digests=environment.digests
+            )
         return environment
 
     def _copy_inputs(self, folder: Path) -> tuple[Path, ...]:
@@ -263,7 +278,8 @@ class Execution:
             self._reasons.setdefault(cell.id, reason)
 
     def _saved_plan(self) -> SavedPlan:
-        context = self._request.context.model_copy(update={"stacks": self._stacks, "image": self._image})
+        made = {"stacks": self._stacks, "image": self._image, "images": self._images}
+        context = self._request.context.model_copy(update=made)
         plan = self._request.plan
         unchecked = tuple(stack.id for stack in plan.stacks.values() if not stack.check_pins)
         return SavedPlan(**context.model_dump(), unchecked=unchecked, cells=plan.cells)

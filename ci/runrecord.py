@@ -105,11 +105,20 @@ class DefectSummary(Record):
     correction: str | None = None
 
 
+class ImageRecord(Record):
+    """The image of a stack. id: of its configuration, the same wherever it is carried. digests: the registries' own."""
+
+    tag: str
+    id: str
+    digests: tuple[str, ...] = ()
+
+
 class Context(Record):
     """How and where a run was made.
 
     stacks: the versions that were planned, and after judging those really installed where a case reported them.
-    image: the container image's tag, None outside Docker. hardware: cores, memory, devices, as the host reports them.
+    image: the container image's tag, None outside Docker. images: the image of each
+    stack. hardware: cores, memory, devices, as the host reports them.
     """
 
     command: str
@@ -117,6 +126,7 @@ class Context(Record):
     backend: str
     runtime: str
     image: str | None = None
+    images: dict[str, ImageRecord] = Field(default_factory=dict)
     hardware: dict[str, str | int | float | None] = Field(default_factory=dict)
     started: str
     stacks: dict[str, dict[str, str]] = Field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ci import durations, facts, shown, smi, workers
+from ci import commits, durations, facts, shown, smi, workers
 from ci.commands import options
 from ci.doctor import device_numbers_here, missing_devices
 from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
@@ -189,27 +188,12 @@ def _publish(outcome: Outcome, say: Callable[[str], None]) -> None:
 def _context(backend: str, place: Choice) -> Context:
     return Context(
         command=shlex.join(["python", "-m", "ci", *sys.argv[1:]]),
-        commit=_commit(),
+        commit=commits.here(),
         backend=backend,
         runtime=place.runtime.id,
         hardware=facts.hardware(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _commit() -> str | None:
-    """The commit of this project, marked where the work tree differs from it; None outside git."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _overrides(stack: PlannedStack) -> tuple[Override, ...]:

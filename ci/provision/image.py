@@ -25,7 +25,7 @@ from docker.errors import ImageNotFound, NotFound
 from docker.models.images import Image
 
 from ci.errors import EnvironmentUnavailable
-from ci.provision import cache, locks, process, replace
+from ci.provision import cache, carry, locks, process, replace
 from ci.provision.build import LABEL, Order, build
 from ci.provision.container import OWNER, Orders, RunningContainer, hand_over, new_name, plain_user, remove
 from ci.provision.devices import Grant
@@ -90,6 +90,14 @@ class DockerRuntime:
         with answering():
             return self._provision(recipe, overrides)
 
+    def pull(self, recipe: Recipe, reference: str) -> None:
+        """Fetch the base and the image of a stack that another machine has pushed, where they are not here."""
+        with answering():
+            carry.pull_base(self._client, recipe.stack, recipe.base_image, reference)
+            tag = self._tag(recipe, locks.read(recipe), self._base(recipe), ())
+            if self._find(tag) is None:
+                carry.pull(self._client, tag, reference)
+
     def _provision(self, recipe: Recipe, overrides: Sequence[Override]) -> Environment:
         started = time.monotonic()
         lock = locks.read(recipe)
@@ -111,6 +119,7 @@ class DockerRuntime:
             packages=facts.packages,
             image=tag,
             image_id=image.id,
+            digests=tuple(image.attrs.get("RepoDigests") or ()),
             overrides=tuple(map(str, overrides)),
             reused=reused,
             seconds=time.monotonic() - started,

@@ -76,6 +76,8 @@ class Environment:
     #: Image reference and id (sha256:...), for kind 'docker' only.
     image: str | None = None
     image_id: str | None = None
+    #: REPOSITORY@sha256:... of the registries that this image was pulled from or pushed to.
+    digests: tuple[str, ...] = ()
     #: Folder of the virtual environment, for kind 'venv' only.
     folder: Path | None = None
     overrides: tuple[str, ...] = ()
