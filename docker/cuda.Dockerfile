@@ -3,7 +3,7 @@
 #
 # nox -s images builds it with everything a site needs; by hand, with BuildKit:
 #   docker build -f docker/cuda.Dockerfile --build-arg LOCK=locks/newest-cuda.txt docker
-# --target tools and --target frame are all of it but the wheels, several GB: what CI builds.
+# --target tools and --target frame are all of it but the wheels, which are several GB.
 #
 # Secrets (all optional, none ends in a layer): `site`, shell lines that export index settings; `ca`, a bundle of
 # certificates. WHEELS_IMAGE and OVERRIDES_IMAGE are images that hold only files: local wheels, and what --with replaces.

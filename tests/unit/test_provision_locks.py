@@ -59,6 +59,7 @@ def test_every_shipped_stack_has_the_lock_its_pins_ask_for(stack: str) -> None:
     assert locks.mistakes(text, recipe.pins) == []
     # Each stack is whole: nothing is left for an installation to resolve.
     assert {"pytest", "pytest-xdist", "numpy", "tokenizers"} <= locks.pins(text).keys()
+    assert not {*recipe.left_out} & locks.pins(text).keys()
 
 
 def test_an_absent_or_outdated_lock_says_how_to_make_it(tmp_path: Path) -> None:
