@@ -76,6 +76,13 @@ def npu_zero(session: nox.Session) -> None:
     ci(session, "run", "--backend", "npu", *session.posargs)
 
 
+@nox.session(name="ci", default=False)
+def any_command(session: nox.Session) -> None:
+    """Any command of `python -m ci`; `-- --help` lists them."""
+    install(session, HOST)
+    ci(session, *session.posargs)
+
+
 @nox.session
 def doctor(session: nox.Session) -> None:
     """What this host can run, and what is missing for each backend."""
@@ -114,6 +121,8 @@ def lint(session: nox.Session) -> None:
     session.run("hadolint", *sorted(map(str, Path("docker").glob("*.Dockerfile"))))
     session.run("actionlint")
     session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github")
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     session.run("python", "-m", "ci", "schema", "--check")
     session.run("python", "-m", "ci", "defects", "--check")
     session.run("python", "-m", "ci", "survey", "--check")

@@ -10,7 +10,7 @@ import typer
 
 from ci import durations, runrecord
 from ci.durations import Durations
-from ci.errors import ExitCode
+from ci.errors import ExitCode, UsageError
 from ci.runrecord import RunRecord
 
 
@@ -19,8 +19,10 @@ def main(
 ) -> ExitCode:
     """Write ci/durations.json anew from these runs; take quiet ones that cover the nightly lane."""
     found = measured(runrecord.read_run(runrecord.find(run)) for run in runs)
+    if not found.seconds:
+        raise UsageError(f"{' '.join(runs)}: found no cell that trained to the end; expected runs of the nightly lane")
     durations.FILE.write_text(durations.text(found), encoding="utf-8")
-    counted = ", ".join(f"{len(cases)} of {job}" for job, cases in found.seconds.items()) or "none"
+    counted = ", ".join(f"{len(cases)} of {job}" for job, cases in found.seconds.items())
     print(f"{durations.FILE.name}: cases measured: {counted}")
     return ExitCode.OK
 
