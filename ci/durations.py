@@ -1,7 +1,7 @@
 """What each case took when it was measured, and equal parts of a plan by it.
 
-durations.json is generated from finished runs (`python -m ci durations RUN...`) and committed, so that every machine
-of a fleet divides a plan in the same way. A case that is not in it counts as the middle one of its job.
+durations.json is generated from finished runs (`python -m ci durations RUN... --write`) and committed, so that every
+machine of a fleet divides a plan in the same way. A case that is not in it counts as the middle one of its job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(path: Path = FILE) -> Durations:
     try:
         return Durations.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; `python -m ci durations RUN...` writes it") from error
+        raise UsageError(f"{path}: {error.strerror}; `python -m ci durations RUN... --write` writes it") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

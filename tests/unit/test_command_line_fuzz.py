@@ -1,7 +1,7 @@
 """Any words after `python -m ci`: a documented exit code and a message, never a traceback.
 
-Nothing may be started, fetched or written outside the test's own folder: programs, sockets and the Docker SDK are
-refused, which is also how a host without any of them looks.
+Nothing may be started, fetched, served or written outside the test's own folder: programs, sockets and the Docker SDK
+are refused, which is also how a host without any of them looks; a file opened for writing elsewhere fails the test.
 """
 
 from __future__ import annotations
@@ -192,6 +192,38 @@ def unreachable(*_: Any, **__: Any) -> Any:
     raise ConnectionRefusedError(111, "Connection refused")
 
 
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+CHANGING = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "os.symlink": 2}
+"""Audit events that change a folder, and how many of their first arguments are paths."""
+
+
+class Guard:
+    """Refuses and notes what would be changed outside `folder`. An audit hook can't be taken back, hence the switch."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.changed: list[str] = []
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event == "open":
+            paths = arguments[:1] if arguments[2] & WRITING else ()
+        else:
+            paths = arguments[: CHANGING.get(event, 0)]
+        for path in paths:
+            if not isinstance(path, str | os.PathLike) or path == os.devnull:
+                continue
+            full = Path(os.path.abspath(path))
+            if not full.is_relative_to(self.folder) and "__pycache__" not in full.parts:
+                self.changed.append(f"{event} {path}")
+                raise PermissionError(13, "Permission denied", str(path))
+
+
+GUARD = Guard()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small project to stand in, without any program or network around it."""
@@ -212,6 +244,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
         patch.setattr(socket.socket, "connect", unreachable)
+        patch.setattr(socket.socket, "bind", unreachable)
         patch.setattr(socket, "getaddrinfo", unreachable)
         patch.setenv("DOCKER_HOST", f"unix://{root}/none.sock")
         patch.setenv("HOME", str(root))
@@ -220,13 +253,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(here)
 
 
-def ends(words: list[str]) -> tuple[int, str]:
+def ends(words: list[str], folder: Path) -> tuple[int, str]:
     """The exit code and all that was said."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", ["ci", *words])
-        with pytest.raises(SystemExit) as ended:
-            program.main()
+        GUARD.changed.clear()
+        GUARD.folder = folder
+        try:
+            with pytest.raises(SystemExit) as ended:
+                program.main()
+        finally:
+            GUARD.folder = None
+    assert not GUARD.changed
     assert isinstance(ended.value.code, int)
     return ended.value.code, said.getvalue()
 
@@ -235,8 +274,10 @@ def ends(words: list[str]) -> tuple[int, str]:
 @given(words=command_lines())
 @example(words=["plan", "--lane", "nightly"])
 @example(words=["sweep", "--stack", "new", "--case", "zero_stage=0"])
+@example(words=["durations", "run"])
+@example(words=["report", "run", "--serve"])
 def test_any_words_end_with_a_documented_code(folder: Path, words: list[str]) -> None:
-    code, said = ends(words)
+    code, said = ends(words, folder)
     assert code in CODES
     assert "Traceback" not in said
     assert code in (0, 1) or said.strip(), "an error without a word"
@@ -244,5 +285,5 @@ def test_any_words_end_with_a_documented_code(folder: Path, words: list[str]) ->
 
 @pytest.mark.parametrize("command", sorted(OPTIONS))
 def test_every_command_alone(folder: Path, command: str) -> None:
-    code, said = ends([command, *filter(None, [NEVER_WITHOUT.get(command)])])
+    code, said = ends([command, *filter(None, [NEVER_WITHOUT.get(command)])], folder)
     assert code in CODES and "Traceback" not in said
