@@ -137,7 +137,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def images(session: nox.Session) -> None:
-    """Build the images of the stacks (all, or those named)."""
+    """Build the images of the stacks (all, or those named); --push, --pull, --save and --load carry them elsewhere."""
     install(session, HOST)
     ci(session, "images", *session.posargs)
 

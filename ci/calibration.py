@@ -1,8 +1,8 @@
 """Tolerances from clean repeats: what the errors of a lane's cells are when nothing is wrong.
 
 Four times the largest error of at least thirty repeats, each with new seeds for weights and data, per group of cases
-(ZeRO stages, dtype, accumulation). Where repeats agree to the last bit the tolerance is the floor of the dtype: an
-error below one rounding of the numbers that were computed with cannot be called a fault.
+(trainer, ZeRO stages, dtype, accumulation). Where repeats agree to the last bit the tolerance is the floor of the
+dtype: an error below one rounding of the numbers that were computed with cannot be called a fault.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ STAGE_GROUPS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     # there: it shares the tolerance of the other stages, which compute the same products.
     "fp16": ((0, 1, 2, 3),),
 }
+TRAINERS: Mapping[str, tuple[str, ...]] = {
+    # TRL's forward pass has other shapes than the reference's, hence sums in another order, than a bare engine's.
+    # ms-swift's GRPO trainer is a subclass of TRL's.
+    "trl": ("trl", "ms-swift"),
+}
+"""Trainers with tolerances of their own, and who else is held to them; all others share the job's."""
 FLOORS: Mapping[str, Mapping[str, float]] = {
     # Half a unit in the last place of the dtype that the forward pass is computed in: 2^-24, 2^-11, 2^-9; fp32's own
     # sums in another order differ by more, hence 1e-6 for everything that is accumulated in fp32.
@@ -38,6 +44,7 @@ class Group:
     """Cases that share a tolerance."""
 
     job: str
+    trainers: tuple[str, ...]
     stages: tuple[int, ...]
     dtype: str
     accumulation: int
@@ -57,7 +64,13 @@ def group_of(cell: Cell, job: Job) -> Group:
     stage = int(cell.case["zero_stage"])
     together = next(group for group in STAGE_GROUPS[str(cell.case["dtype"])] if stage in group)
     stages = tuple(each for each in together if each in job.keys["zero_stage"].values)
-    return Group(cell.job, stages, str(cell.case["dtype"]), int(cell.case.get("gradient_accumulation_steps", 1)))
+    return Group(
+        job=cell.job,
+        trainers=TRAINERS.get(str(cell.case.get("trainer")), ()),
+        stages=stages,
+        dtype=str(cell.case["dtype"]),
+        accumulation=int(cell.case.get("gradient_accumulation_steps", 1)),
+    )
 
 
 def largest(
@@ -110,6 +123,7 @@ def as_yaml(found: Mapping[Group, Mapping[str, Largest]]) -> str:
         stages = ", ".join(map(str, group.stages))
         lines += [
             f"  - job: {group.job}",
+            *([f"    trainers: [{', '.join(group.trainers)}]"] if group.trainers else []),
             f"    stages: [{stages}]",
             f"    dtype: {group.dtype}",
             f"    gradient_accumulation_steps: [{group.accumulation}]",

@@ -207,16 +207,22 @@ def _tolerances(matrix: Matrix) -> Iterator[Contradiction]:
             yield _unknown((*here, "job"), "job", group.job, matrix.jobs)
             continue
         jobs = list(matrix.jobs.values()) if group.job is None else [matrix.jobs[group.job]]
-        for name, values in (("dtype", (group.dtype,)), ("zero_stage", group.stages)):
+        for field, name, values in (
+            ("dtype", "dtype", (group.dtype,)),
+            ("stages", "zero_stage", group.stages),
+            ("trainers", "trainer", group.trainers or ()),
+        ):
             having = [job.keys[name] for job in jobs if name in job.keys]
             for value in values:
                 if not any(key.accepts(value) for key in having):
-                    yield _value((*here, "stages" if name == "zero_stage" else name), name, value, having)
-        for spot in product(group.stages, group.gradient_accumulation_steps, group.checks):
+                    yield _value((*here, field), name, value, having)
+        trainers = group.trainers or (None,)
+        for spot in product(trainers, group.stages, group.gradient_accumulation_steps, group.checks):
             first = seen.setdefault((group.job, group.dtype, *spot), index)
             if first != index:
-                stage, accumulation, check = spot
-                what = f"{check} of zero_stage {stage}, {group.dtype}, accumulation {accumulation}"
+                trainer, stage, accumulation, check = spot
+                of_trainer = "" if trainer is None else f", trainer {trainer}"
+                what = f"{check} of zero_stage {stage}, {group.dtype}, accumulation {accumulation}{of_trainer}"
                 yield Contradiction(here, f"a second tolerance for {what}", f"one (the first is entry {first})")
                 break
 

@@ -345,9 +345,10 @@ class CheckTolerance(Entry):
 
 
 class Tolerance(Entry):
-    """Tolerances of a group of cases: ZeRO stages, dtype, accumulation and, where it differs, the job."""
+    """Tolerances of a group of cases: ZeRO stages, dtype, accumulation and, where they differ, job and trainers."""
 
     job: str | None = None
+    trainers: tuple[str, ...] | None = None
     stages: tuple[int, ...]
     dtype: str
     gradient_accumulation_steps: tuple[int, ...]
@@ -476,18 +477,19 @@ class Matrix(Entry):
     defects: tuple[Defect, ...]
 
     def tolerances_for(self, job: str, case: Mapping[str, Scalar]) -> Mapping[Check, CheckTolerance]:
-        """The tolerances of one case, those written for its job first; none where no group covers it.
+        """The tolerances of one case: those written for its job, and there for its trainer, first; else none.
 
         A job without accumulation counts as accumulation 1. One that was not measured (a user's own configuration)
         has the tolerances of the nearest larger one that was, else of the largest.
         """
-        stage, dtype = case.get("zero_stage", 0), case.get("dtype")
+        stage, dtype, trainer = case.get("zero_stage", 0), case.get("dtype"), case.get("trainer")
+        fitting = (group for group in self.tolerances if stage in group.stages and group.dtype == dtype)
         groups = [
             group
-            for wanted in (None, job)
-            for group in self.tolerances
-            if group.job == wanted and stage in group.stages and group.dtype == dtype
+            for group in fitting
+            if group.job in (None, job) and (group.trainers is None or trainer in group.trainers)
         ]
+        groups.sort(key=lambda group: (group.job is not None, group.trainers is not None))
         measured = sorted({steps for group in groups for steps in group.gradient_accumulation_steps})
         asked = int(case.get("gradient_accumulation_steps", 1))
         accumulation = next((steps for steps in measured if steps >= asked), max(measured, default=asked))

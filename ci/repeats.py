@@ -46,14 +46,18 @@ class Repeat:
 class Tally:
     """The repeats of one cell.
 
-    red: what failed, with its seed and the reason. largest: by check, the largest error over its tolerance; a check
-    that is exact has none.
+    seeds: one a repeat. red: what failed, with its seed and the reason. largest: by check, the largest error over its
+    tolerance; a check that is exact has none.
     """
 
     cell: Cell
-    repeats: int
+    seeds: frozenset[int]
     red: tuple[str, ...]
     largest: Mapping[str, float]
+
+    @property
+    def repeats(self) -> int:
+        return len(self.seeds)
 
     @property
     def clean(self) -> bool:
@@ -94,16 +98,24 @@ def kept(file: Path) -> Iterator[Evidence]:
 
 
 def tallies(
-    cells: Sequence[Cell], evidence: Iterable[Evidence], matrix: Matrix, pins: Mapping[str, str]
+    cells: Sequence[Cell],
+    evidence: Iterable[Evidence],
+    matrix: Matrix,
+    pins: Mapping[str, str],
+    before: Iterable[Tally] = (),
 ) -> tuple[Tally, ...]:
-    """Every cell with its repeats, judged; in the order of `cells`."""
+    """Every cell with its repeats, judged, on top of those counted before; in the order of `cells`."""
     by_id = {cell.id: cell for cell in cells}
-    seen: dict[str, set[str]] = {cell.id: set() for cell in cells}
-    red: dict[str, list[str]] = {cell.id: [] for cell in cells}
-    largest: dict[str, dict[str, float]] = {cell.id: {} for cell in cells}
+    known = {tally.cell.id: tally for tally in before}
+    nothing = {cell.id: Tally(cell, frozenset(), (), {}) for cell in cells}
+    start = nothing | {name: tally for name, tally in known.items() if name in nothing}
+    seen = {name: set(tally.seeds) for name, tally in start.items()}
+    red = {name: list(tally.red) for name, tally in start.items()}
+    largest = {name: dict(tally.largest) for name, tally in start.items()}
     for each in evidence:
-        cell, _, seed = each.cell.rpartition(SEPARATOR)
-        if cell not in by_id or seed in seen[cell]:
+        cell, _, word = each.cell.rpartition(SEPARATOR)
+        seed = int(word) if word.isdecimal() else None
+        if seed is None or cell not in by_id or seed in seen[cell]:
             continue
         seen[cell].add(seed)
         record = judge_cell(by_id[cell], each, matrix, pins)
@@ -111,7 +123,7 @@ def tallies(
             red[cell].append(f"seed {seed}: {record.verdict}, {record.reason}")
         for name, share in _shares(record):
             largest[cell][name] = max(share, largest[cell].get(name, 0.0))
-    return tuple(Tally(cell, len(seen[cell.id]), tuple(red[cell.id]), largest[cell.id]) for cell in cells)
+    return tuple(Tally(cell, frozenset(seen[cell.id]), tuple(red[cell.id]), largest[cell.id]) for cell in cells)
 
 
 def _shares(record: CellRecord) -> Iterator[tuple[str, float]]:

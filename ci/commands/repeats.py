@@ -1,6 +1,7 @@
 """`repeats`: repeat clean cases with new seeds under load and look for false alarms.
 
-Resumable, since it takes hours: repeats already in results/repeats/ are not run again.
+Resumable, since it takes hours: repeats already in results/repeats/, or counted in docs/repeats.json by a machine
+before this one, are not run again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ci import order, repeats, workers
+from ci import order, repeats, tallied, workers
 from ci.commands import options
 from ci.errors import ExitCode, UsageError
 from ci.evidence import Evidence
@@ -27,11 +28,13 @@ from ci.progress import ProgressView
 from ci.provision.choose import choose
 from ci.provision.recipe import recipe_for
 from ci.provision.runtime import Environment, Runtime
+from ci.repeats import Repeat
 from ci.runrecord import EVIDENCE, CellRecord
 from ci.stackrun import StackOrder, run_stack
 
 LANE = "repeats"
 PAGE = Path("docs/tolerances.md")
+TALLIED = Path("docs/repeats.json")
 LOAD = 2
 """Cases side by side for each that the cores carry: every rank waits for a core now and then, as on a busy machine."""
 
@@ -47,7 +50,7 @@ def main(
         float | None, typer.Option("--minutes", min=0, help="Stop after this; the same command goes on.")
     ] = None,
     runtime: options.Place = options.RuntimeName.VENV,
-    write: Annotated[bool, typer.Option("--write", help=f"Put the table into {PAGE}.")] = False,
+    write: Annotated[bool, typer.Option("--write", help=f"Put the counts into {TALLIED} and {PAGE}.")] = False,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the evidence is kept.")] = Path(
         "results/repeats"
     ),
@@ -71,18 +74,22 @@ def main(
         place = choose(runtime, Path.cwd(), None, console.print).runtime
         environment = place.provision(recipe_for(matrix, stack, Path.cwd()))
         start = _Place(matrix, plan, stack, place, environment, results, interrupts, console)
+        pins = plan.stacks[stack].pins
+        before = tallied.holding(tallied.read(TALLIED), plan.runnable, matrix, pins)
         done = {evidence.cell for evidence in repeats.kept(results / EVIDENCE)}
+        done |= {Repeat(tally.cell, seed).as_cell.id for tally in before for seed in tally.seeds}
         for wanted in repeats.rounds(plan.runnable, count):
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 break
             start.run([repeat for repeat in wanted if repeat.as_cell.id not in done], left_s)
-    found = repeats.tallies(plan.runnable, repeats.kept(results / EVIDENCE), matrix, plan.stacks[stack].pins)
+    found = repeats.tallies(plan.runnable, repeats.kept(results / EVIDENCE), matrix, pins, before)
     for tally in found:
         print(repeats.told(tally))
     if write:
-        pins = ", ".join(f"{name} {version}" for name, version in plan.stacks[stack].pins.items())
-        section = repeats.section(found, datetime.now(UTC).date().isoformat(), f"{stack} ({pins})")
+        TALLIED.write_text(tallied.text(found, matrix, pins), encoding="utf-8")
+        versions = ", ".join(f"{name} {version}" for name, version in pins.items())
+        section = repeats.section(found, datetime.now(UTC).date().isoformat(), f"{stack} ({versions})")
         PAGE.write_text(repeats.replaced(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
     return ExitCode.OK if all(tally.clean for tally in found) else ExitCode.FAILED
 

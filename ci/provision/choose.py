@@ -47,7 +47,8 @@ def choose(
 
     try:
         client = engine.connect()
-        if engine.find_builder() is None:
+        # Asked for by name it needs a builder only where an image has to be built; `images --load` may have brought it.
+        if asked is None and engine.find_builder() is None:
             raise EnvironmentUnavailable(engine.NO_BUILDER)
     except EnvironmentUnavailable as error:
         if asked == "docker":

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ci import calibration
+from ci.entries import Scalar
 from ci.matrix import load
+from ci.plan import Selection, make_plan
 
 REPEATS = 30
 
@@ -43,3 +45,32 @@ def test_only_the_tolerances_section_is_replaced() -> None:
     head, _, rest = text.partition("\ntolerances:")
     assert changed.startswith(head + "\ntolerances:\n  - none\n\n")
     assert changed.endswith(rest[rest.index("\n# Ledger") :])
+
+
+def test_the_section_names_each_group_of_the_lane_once_and_judges_the_cells_it_was_made_from() -> None:
+    matrix = load()
+    plan = make_plan(matrix, Selection(lane="calibration"))
+    groups = {calibration.group_of(cell, matrix.jobs[cell.job]) for cell in plan.runnable}
+    shipped = [
+        calibration.Group(
+            job=str(group.job),
+            trainers=group.trainers or (),
+            stages=group.stages,
+            dtype=group.dtype,
+            accumulation=group.gradient_accumulation_steps[0],
+        )
+        for group in matrix.tolerances
+    ]
+    assert shipped == sorted(groups)
+    for cell in plan.runnable:
+        mine = shipped.index(calibration.group_of(cell, matrix.jobs[cell.job]))
+        assert matrix.tolerances_for(cell.job, cell.case) == matrix.tolerances[mine].checks
+
+
+def test_trl_has_tolerances_of_its_own_and_ms_swift_trains_with_its_trainer() -> None:
+    matrix = load()
+    case: dict[str, Scalar] = {"zero_stage": 0, "dtype": "bf16", "gradient_accumulation_steps": 4}
+    engine, trl, swift = (
+        matrix.tolerances_for("grpo-lora", {**case, "trainer": trainer}) for trainer in ("engine", "trl", "ms-swift")
+    )
+    assert trl == swift != engine

@@ -206,6 +206,20 @@ def test_a_tolerance_written_for_a_job_wins(tmp_path: Path) -> None:
     assert forward("lora", dtype="fp32") is None
 
 
+def test_a_tolerance_written_for_a_trainer_wins_over_that_of_its_job_and_never_another_trainers(tmp_path: Path) -> None:
+    group = "  - {job: lora, trainers: [trl], stages: [0], dtype: bf16, gradient_accumulation_steps: [1], "
+    checks = "checks: {forward: {tolerance: 0.7, largest: 0, repeats: 30}}}\n"
+    # First in the file: the order written must not decide.
+    matrix = load(write(tmp_path, "tolerances:\n", "tolerances:\n" + group + checks))
+    case: dict[str, Scalar] = {"zero_stage": 0, "dtype": "bf16", "gradient_accumulation_steps": 1}
+    found = {
+        trainer: matrix.tolerances_for("lora", {**case, "trainer": trainer})["forward"].tolerance
+        for trainer in ("engine", "trl", "ms-swift")
+    }
+    assert found == {"engine": 0.5, "trl": 0.7, "ms-swift": 0.5}
+    assert matrix.tolerances_for("lora", case)["forward"].tolerance == 0.5
+
+
 def test_an_accumulation_that_was_not_measured_has_the_tolerances_of_the_next_larger_else_of_the_largest(
     tmp_path: Path,
 ) -> None:

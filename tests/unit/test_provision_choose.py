@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ci.errors import EnvironmentUnavailable, UsageError
-from ci.provision import engine
+from ci.provision import build, engine
 from ci.provision.choose import choose
 
 
@@ -46,11 +46,13 @@ def test_a_venv_where_none_does_and_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("engine_answers")
-def test_an_engine_without_a_builder_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_a_builder_is_taken_where_asked_for_since_images_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_builder", lambda: None)
     assert choose(None, tmp_path).reason == "no docker client here can build with BuildKit"
+    assert choose("docker", tmp_path).runtime.id == "docker"
+    client, site, order = (cast(Any, SimpleNamespace()) for _ in range(3))
     with pytest.raises(EnvironmentUnavailable, match="install docker-buildx"):
-        choose("docker", tmp_path)
+        build.build(client, site, order)
 
 
 def test_host_needs_an_interpreter_and_other_words_are_refused(tmp_path: Path) -> None:
