@@ -46,7 +46,9 @@ def test_a_venv_where_none_does_and_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("engine_answers")
-def test_an_engine_without_a_builder_is_taken_where_asked_for_since_images_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_a_builder_is_taken_where_asked_for_since_images_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "find_builder", lambda: None)
     assert choose(None, tmp_path).reason == "no docker client here can build with BuildKit"
     assert choose("docker", tmp_path).runtime.id == "docker"
