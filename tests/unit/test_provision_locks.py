@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,14 @@ def test_compiling_pins_gives_the_lock_and_says_it_again(tmp_path: Path) -> None
     assert str(tmp_path) not in text
     recipe.lock.write_text(text)
     assert locks.compile_lock(recipe, offline(wheels)) == text
+
+
+def test_what_a_backend_leaves_out_is_not_in_its_lock(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    recipe = make_stack(tmp_path, wheels, {"deepspeed": "1.0"})
+    without = dataclasses.replace(recipe, left_out=("pytest",))
+    found = locks.pins(locks.compile_lock(recipe, offline(wheels))).keys()
+    assert found - locks.pins(locks.compile_lock(without, offline(wheels))).keys() == {"pytest"}
 
 
 def test_pins_that_no_release_satisfies_are_exit_3(tmp_path: Path) -> None:
