@@ -196,4 +196,4 @@ def _changed(good: Seen | None, bad: Seen) -> str:
 def _recovered(group: Group, cells: Sequence[Cell]) -> str:
     assert group.good is not None
     pins = ", ".join(f"{name} {version}" for name, version in sorted(group.good.pins.items()))
-    return f"All {len(cells)} cells are as they should be again: {_run(group.good)}, with {text(pins)}."
+    return f"{len(cells)} of {len(cells)} cells are as they should be again: {_run(group.good)}, with {text(pins)}."

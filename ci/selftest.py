@@ -1,8 +1,8 @@
 """Everything that proves this project, in one command: which parts there are, where each runs, what may be left out.
 
 Unit tests need only this program; tests/stack needs torch and runs in the virtual environment of a stack; container
-tests need an engine, those of the page a browser. Where it is missing they are left out and that is said, except in CI:
-there their absence fails, since a green check that tested nothing is worse than a red one.
+and workflow tests need an engine, those of the page a browser. Where it is missing they are left out and that is said,
+except in CI: there their absence fails, since a green check that tested nothing is worse than a red one.
 
 Tests marked slow run only with `--slow`, which is pytest's to read (tests/conftest.py) and selects nothing else.
 """
@@ -40,6 +40,7 @@ PARTS = (
     Part("stack", place="stack"),
     Part("page", needs="browser"),
     Part("container", needs="engine"),
+    Part("workflows", needs="engine"),
     Part("faults"),
     Part("families"),
 )

@@ -44,7 +44,7 @@ def main(
     with explained(history):
         history.write_text(after.model_dump_json(indent=1, exclude_defaults=True) + "\n", encoding="utf-8")
     failing = sum(group.bad is not None for group in after.groups.values())
-    print(f"{len(tonight.cells)} groups ran; {failing} of {len(after.groups)} known ones fail")
+    print(f"groups: {len(tonight.cells)} ran, {len(after.groups)} known, {failing} with failing cells")
     return ExitCode.OK
 
 

@@ -116,7 +116,7 @@ def test_a_recovery_closes_with_the_run_that_shows_it(tmp_path: Path) -> None:
     history, tonight = nights(bad, good)
     (closed,) = issues.operations(history, tonight, [Issue(3, "old words", issues._MARKER.format(GROUP))])
     assert isinstance(closed, Close) and closed.number == 3
-    assert "All 2 cells" in closed.comment and "deepspeed 0.19.8" in closed.comment.replace("\\", "")
+    assert "2 of 2 cells" in closed.comment and "deepspeed 0.19.8" in closed.comment.replace("\\", "")
     assert history.groups[GROUP] == Group(good=tonight.seen[GROUP])
     assert issues.operations(history, tonight, []) == ()
 
