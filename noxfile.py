@@ -143,6 +143,14 @@ def images(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def sbom(session: nox.Session) -> None:
+    """What is in an image, as SPDX: `-- IMAGE FILE`."""
+    install(session, DEV)
+    image, file = session.posargs
+    session.run("syft", "scan", "--quiet", f"docker:{image}", "--output", f"spdx-json={file}")
+
+
+@nox.session(default=False)
 def lock(session: nox.Session) -> None:
     """Resolve the locks anew: the host's requirements, the images' build tools and the stacks in docker/locks."""
     install(session, HOST)

@@ -29,7 +29,7 @@ def main(
         list[str] | None, typer.Argument(metavar="[PART|PATH]... [PYTEST OPTION]...", help="All parts by default.")
     ] = None,
 ) -> ExitCode:
-    """Run the tests: unit, stack (torch), page (a browser), container and workflows (an engine), faults, families (all stacks).
+    """Run the tests: unit, stack (torch), page (a browser), container, workflows (an engine), faults, families.
 
     --slow runs the tests that are marked slow, and only them.
     """
