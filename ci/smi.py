@@ -10,7 +10,7 @@ import itertools
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,25 +63,35 @@ def ask(tool: Tool) -> Listing | None:
     return _nvidia() if tool == "nvidia-smi" else _npu()
 
 
-def usable(listing: Listing, here: Sequence[str], asked: Sequence[str] | None, *, shared: bool) -> Usable:
+def usable(
+    listing: Listing | None,
+    here: Sequence[str],
+    asked: Sequence[str] | None,
+    *,
+    shared: bool,
+    take: Callable[[str], bool],
+) -> Usable:
     """Which of the devices `here` to take: those `asked` for by number, else all that are well and in nobody's use.
 
-    shared: take devices that somebody uses, too. Raises NoDevice where one that was asked for cannot be taken, or
-    where none is left.
+    listing: None where no tool tells. shared: take devices that somebody uses, too. take: locks one by its number, or
+    says that another run has it. Raises NoDevice where one that was asked for cannot be taken, or where none is left.
     """
     taken, refused = [], []
-    for device in map(listing.device, asked or here):
+    for number in asked or here:
+        device = Device(number, "unknown") if listing is None else listing.device(number)
         why = device.trouble
         if why is None and device.users and not shared:
             why = f"in use by {', '.join(device.users)}"
+        if why is None and not take(number) and not shared:
+            why = "in use by another run of this program"
         if why is None:
             taken.append(device.number)
         else:
             refused.append(f"device {device.number} ({device.name}): {why}")
     if refused and (asked or not taken):
         raise NoDevice(
-            f"{'; '.join(refused)} (as {listing.tool} says). Wait for it, name others with --devices, or take devices "
-            "that are in use with --share-devices"
+            f"{'; '.join(refused)}{'' if listing is None else f' (as {listing.tool} says)'}. Wait for it, name others "
+            "with --devices, or take devices that are in use with --share-devices"
         )
     return Usable(tuple(taken), tuple(refused))
 

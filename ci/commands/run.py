@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ci import commits, durations, facts, shown, smi, workers
 from ci.commands import options
+from ci.devicelocks import DeviceLocks
 from ci.doctor import device_numbers_here, missing_devices
 from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
 from ci.execute import Execution, Outcome, Request
@@ -62,10 +63,10 @@ def main(
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, DeviceLocks(backend) as locks:
         matrix = load()
         asked = options.device_numbers(devices, backend)
-        numbers = _devices(matrix, backend, asked, say, dry_run=dry_run, shared=share_devices)
+        numbers = _devices(matrix, backend, asked, say, locks, dry_run=dry_run, shared=share_devices)
         plan = make_plan(
             matrix,
             options.selection(
@@ -133,11 +134,12 @@ def _devices(
     backend: str,
     asked: tuple[str, ...] | None,
     say: Callable[[str], None],
+    locks: DeviceLocks,
     *,
     dry_run: bool,
     shared: bool,
 ) -> tuple[str, ...] | None:
-    """The numbers of the devices to use: those asked for, else all here that are well and in nobody's use.
+    """The numbers of the devices to use, locked: those asked for, else all here that are well and in nobody's use.
 
     None where the backend has none. A host without them is NoDevice; a dry run goes on, with what was asked for.
     """
@@ -156,8 +158,7 @@ def _devices(
         listing = smi.ask(entry.tool)
         if listing is None:
             say(f"{backend}: no {entry.tool} here, so nothing tells whether somebody else uses a device")
-            return asked or here
-        found = smi.usable(listing, here, asked, shared=shared)
+        found = smi.usable(listing, here, asked, shared=shared, take=locks.take)
         for text in found.left_out:
             say(f"{backend}: left out: {text}")
         return found.numbers

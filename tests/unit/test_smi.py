@@ -1,4 +1,4 @@
-"""Health and users of devices, out of what nvidia-smi and npu-smi print; what is in use is not taken unless told so."""
+"""Health and users of devices, out of what nvidia-smi and npu-smi print, and which of them a run takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci import smi
+from ci.devicelocks import DeviceLocks
 from ci.errors import NoDevice
 from ci.smi import Device, Listing, usable
 from tests.unit import recorded_smi as recorded
@@ -83,8 +84,13 @@ LISTING = Listing(
 HERE = ("0", "1", "2", "3")
 
 
+def free(number: str) -> bool:
+    del number
+    return True
+
+
 def test_what_is_in_use_or_not_well_is_left_out_and_said() -> None:
-    found = usable(LISTING, HERE, None, shared=False)
+    found = usable(LISTING, HERE, None, shared=False, take=free)
     assert found.numbers == ("0", "3")
     assert found.left_out == (
         "device 1 (910B2): in use by python (pid 7)",
@@ -93,21 +99,46 @@ def test_what_is_in_use_or_not_well_is_left_out_and_said() -> None:
 
 
 def test_what_is_in_use_is_taken_when_told_so_and_what_is_not_well_never() -> None:
-    assert usable(LISTING, HERE, None, shared=True).numbers == ("0", "1", "3")
-    assert usable(LISTING, HERE, ("1",), shared=True).numbers == ("1",)
+    assert usable(LISTING, HERE, None, shared=True, take=free).numbers == ("0", "1", "3")
+    assert usable(LISTING, HERE, ("1",), shared=True, take=free).numbers == ("1",)
     with pytest.raises(NoDevice, match=r"device 2 \(910B2\): health Alarm"):
-        usable(LISTING, HERE, ("0", "2"), shared=True)
+        usable(LISTING, HERE, ("0", "2"), shared=True, take=free)
 
 
 def test_a_device_asked_for_by_number_is_refused_and_not_replaced() -> None:
     with pytest.raises(NoDevice, match=r"device 1 .*in use by python \(pid 7\).*--share-devices") as caught:
-        usable(LISTING, HERE, ("0", "1"), shared=False)
+        usable(LISTING, HERE, ("0", "1"), shared=False, take=free)
     assert caught.value.exit_code == 3
     with pytest.raises(NoDevice, match="npu-smi does not list it"):
-        usable(LISTING, (*HERE, "4"), ("4",), shared=False)
+        usable(LISTING, (*HERE, "4"), ("4",), shared=False, take=free)
 
 
 def test_a_host_whose_devices_are_all_in_use_has_none() -> None:
     busy = Listing("npu-smi", (Device("0", "910B2", users=("python (pid 7)",)),))
     with pytest.raises(NoDevice, match="in use by"):
-        usable(busy, ("0",), None, shared=False)
+        usable(busy, ("0",), None, shared=False, take=free)
+
+
+def test_what_another_run_has_is_left_out_and_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    with DeviceLocks("npu", tmp_path) as theirs, DeviceLocks("npu", tmp_path) as ours:
+        assert theirs.take("0")
+        found = usable(LISTING, HERE, None, shared=False, take=ours.take)
+        assert found.numbers == ("3",)
+        assert found.left_out[0] == "device 0 (910B2): in use by another run of this program"
+        with pytest.raises(NoDevice, match=r"device 0 .*another run of this program \(as npu-smi says\).*--share-dev"):
+            usable(LISTING, HERE, ("0",), shared=False, take=ours.take)
+
+
+def test_without_a_tool_the_locks_alone_tell(tmp_path: Path) -> None:
+    with DeviceLocks("npu", tmp_path) as theirs, DeviceLocks("npu", tmp_path) as ours:
+        assert theirs.take("1")
+        assert usable(None, ("0", "1"), None, shared=False, take=ours.take).numbers == ("0",)
+        with pytest.raises(NoDevice, match=r"device 1 \(unknown\): in use by another run of this program\. Wait"):
+            usable(None, ("0", "1"), ("1",), shared=False, take=ours.take)
+
+
+def test_a_run_that_shares_a_device_keeps_others_off_it(tmp_path: Path) -> None:
+    with DeviceLocks("npu", tmp_path) as first, DeviceLocks("npu", tmp_path) as second:
+        assert usable(LISTING, HERE, ("0",), shared=True, take=first.take).numbers == ("0",)
+        assert usable(LISTING, HERE, ("0",), shared=True, take=second.take).numbers == ("0",)
+        assert not second.take("0")
