@@ -225,21 +225,24 @@ class Backend(Entry):
     unavailable: Annotated[str | None, Field(description="why this backend cannot run anything yet")] = None
 
 
+_HOSTED = re.compile(r"ubuntu-(latest|\d\d\.\d\d)(-arm)?")
+
+
 class Runner(Entry):
     """Where workflows run the cells of a backend, and in which portions.
 
     shard_minutes: how much work of cells a job gets, by recorded durations; making the stack comes on top.
     """
 
-    labels: Annotated[tuple[str, ...], Field(min_length=1, description="`runs-on`; `self-hosted` among those of ours")]
+    labels: Annotated[tuple[str, ...], Field(min_length=1, description="`runs-on`, such as the name of a scale set")]
     max_parallel: Annotated[PositiveInt, Field(description="jobs at the same time: as many as there are runners")]
     shard_minutes: PositiveInt
     timeout_minutes: PositiveInt
 
     @property
     def hosted(self) -> bool:
-        """Whether it is a machine of GitHub's, new for each job."""
-        return "self-hosted" not in self.labels
+        """Whether it is a standard machine of GitHub's, new for each job. Anything else counts as one of ours."""
+        return len(self.labels) == 1 and _HOSTED.fullmatch(self.labels[0]) is not None
 
     @model_validator(mode="after")
     def _time_for_a_shard(self) -> Runner:

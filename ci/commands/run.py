@@ -12,15 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ci import commits, durations, facts, shown, smi, workers
+from ci import commits, durations, facts, shown, workers
 from ci.commands import options
 from ci.devicelocks import DeviceLocks
-from ci.doctor import device_numbers_here, missing_devices
-from ci.errors import CiError, EnvironmentUnavailable, ExitCode, NoDevice
+from ci.errors import CiError, EnvironmentUnavailable, ExitCode
 from ci.execute import Execution, Outcome, Request
 from ci.installed import host_python
 from ci.interrupts import Interrupts
-from ci.matrix import Matrix, load
+from ci.matrix import load
 from ci.plan import Plan, PlannedStack, make_plan
 from ci.provision.choose import Choice, choose
 from ci.provision.devices import Grant
@@ -30,6 +29,7 @@ from ci.provision.runtime import COMMON_ENVIRONMENT, Override, Recipe, Runtime, 
 from ci.provision.venv import VenvRuntime
 from ci.report import print_run
 from ci.runrecord import Context
+from ci.takedevices import take_devices
 from ci.userfiles import check_adapter
 
 
@@ -66,7 +66,7 @@ def main(
     with Interrupts() as interrupts, DeviceLocks(backend) as locks:
         matrix = load()
         asked = options.device_numbers(devices, backend)
-        numbers = _devices(matrix, backend, asked, say, locks, dry_run=dry_run, shared=share_devices)
+        numbers = take_devices(matrix, backend, asked, say, locks, dry_run=dry_run, shared=share_devices)
         plan = make_plan(
             matrix,
             options.selection(
@@ -127,46 +127,6 @@ def main(
     if outcome.stopped is not None:
         raise outcome.stopped
     return outcome.record.exit_code()
-
-
-def _devices(
-    matrix: Matrix,
-    backend: str,
-    asked: tuple[str, ...] | None,
-    say: Callable[[str], None],
-    locks: DeviceLocks,
-    *,
-    dry_run: bool,
-    shared: bool,
-) -> tuple[str, ...] | None:
-    """The numbers of the devices to use, locked: those asked for, else all here that are well and in nobody's use.
-
-    None where the backend has none. A host without them is NoDevice; a dry run goes on, with what was asked for.
-    """
-    entry = matrix.backends[backend].devices if backend in matrix.backends else None
-    if entry is None:
-        return None
-    host = facts.gather()
-    missing = missing_devices(backend, host)
-    if missing is None:
-        here = device_numbers_here(backend, host)
-        absent = [number for number in asked or () if number not in here]
-        if absent and not dry_run:
-            raise NoDevice(f"--devices {','.join(absent)}: not on this host, which has {', '.join(here)}")
-        if dry_run:
-            return asked or here
-        listing = smi.ask(entry.tool)
-        if listing is None:
-            say(f"{backend}: no {entry.tool} here, so nothing tells whether somebody else uses a device")
-        found = smi.usable(listing, here, asked, shared=shared, take=locks.take)
-        for text in found.left_out:
-            say(f"{backend}: left out: {text}")
-        return found.numbers
-    said = f"{backend}: this host has no device for it: {missing.found}. To mend it: {missing.mend}."
-    if not dry_run:
-        raise NoDevice(f"{said} Nothing was run: a run on CPU would prove nothing about {backend}.")
-    say(said)
-    return asked
 
 
 def _as_many_as_needed(plan: Plan) -> tuple[str, ...]:

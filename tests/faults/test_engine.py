@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import random
 import signal
+import subprocess
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
+from docker.errors import NotFound
 from docker.models.containers import Container
 
 from ci.provision.build import LABEL
+from ci.provision.container import OWNER
 from ci.provision.image import PACKAGES, DockerRuntime
 from ci.provision.runtime import Recipe
 from tests.faults.conftest import OwnEngine
-from tests.faults.project import Project, Started, evidence_of
+from tests.faults.project import ROOT, Project, Started, evidence_of
 from tests.faults.test_run import SEED, SIGNALS, catches
 
 LIMIT_S = 90
@@ -177,3 +185,57 @@ def interrupt(started: Started, which: signal.Signals, moment: float) -> None:
     started.wait_until(lambda: catches(started.process.pid, signal.SIGTERM))
     time.sleep(moment)
     started.process.send_signal(which)
+
+
+def test_what_a_kept_runner_s_tidying_takes_and_what_it_leaves(
+    own_engine: OwnEngine, small_image: tuple[Path, Recipe, DockerRuntime]
+) -> None:
+    if own_engine.process is None or own_engine.process.poll() is not None:
+        own_engine.start()
+    _, recipe, runtime = small_image
+    used = runtime.provision(recipe).image or ""
+    client = own_engine.clients[-1]
+    unneeded, others = f"{LABEL}/cpu:unneeded", "somebody/else:image"
+    for tag, label in ((unneeded, f"{LABEL}.stack=old"), (others, "other=1")):
+        client.api.import_image_from_data(
+            empty_archive(), repository=tag.partition(":")[0], tag=tag.partition(":")[2], changes=[f"LABEL {label}"]
+        )
+    volumes = [
+        client.volumes.create(name, labels=labels)
+        for name, labels in (("byte-code", {LABEL: "bytecode"}), ("data", {"other": "1"}))
+    ]
+    wait: dict[str, Any] = {"command": ["sleep", "120"], "entrypoint": "", "network_mode": "none"}
+    running = client.containers.create(used, labels={OWNER: "x/1/1"}, **wait)
+    ended = client.containers.create(used, labels={OWNER: "x/1/2"}, **wait)
+    try:
+        running.start()
+        tidy(own_engine, keep_hours=1)
+        assert client.images.list(unneeded) and client.images.list(others), "made within the hour"
+        assert [each.id for each in client.containers.list(all=True)] == [running.id]
+        assert [volume.name for volume in client.volumes.list()] == ["data"]
+        tidy(own_engine, keep_hours=0)
+        assert not client.images.list(unneeded)
+        assert client.images.list(used) and client.images.list(others)
+    finally:
+        for container in (running, ended):
+            with contextlib.suppress(NotFound):
+                container.remove(force=True)
+        for volume in volumes:
+            with contextlib.suppress(NotFound):
+                volume.remove()
+        client.images.remove(others)
+
+
+def tidy(own_engine: OwnEngine, keep_hours: int) -> None:
+    """Run the hook of a kept runner against the test's own engine."""
+    env = {**os.environ, "DOCKER_HOST": own_engine.host, "KEEP_HOURS": str(keep_hours)}
+    done = subprocess.run([ROOT / ".github" / "runner-tidy.sh"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def empty_archive() -> bytes:
+    """A tar without a member."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w"):
+        pass
+    return packed.getvalue()

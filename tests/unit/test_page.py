@@ -16,6 +16,7 @@ import pytest
 from ci import runrecord, shown
 from ci.commands import report as report_command
 from ci.errors import EnvironmentUnavailable, UsageError
+from ci.matrix import load
 from ci.page import answer, badge, grid, plots, summary
 from ci.page.build import address, web
 from ci.page.history import History, merge, ordered
@@ -162,6 +163,12 @@ def test_markdown_has_no_markup_but_ours_and_keeps_its_limit(tmp_path: Path) -> 
         assert len(short.encode()) <= limit + 40
         assert short.count("<details>") == short.count("</details>")
         assert "did not fit" in short
+
+
+def test_the_readme_shows_the_badge_of_each_backend() -> None:
+    root = Path(__file__).parents[2]
+    shown = re.findall(r"raw/status/(badge-[a-z]+\.svg)", (root / "README.md").read_text(encoding="utf-8"))
+    assert shown == [f"badge-{backend}.svg" for backend in load(root / "matrix.yaml").backends]
 
 
 def test_a_badge_says_the_answer(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from ci import durations, workflow
 from ci.commands.durations import measured
@@ -129,6 +133,32 @@ def test_a_backend_without_a_runner_is_answered(matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "hosted"),
+    [
+        (("ubuntu-24.04",), True),
+        (("ubuntu-latest",), True),
+        (("ubuntu-24.04-arm",), True),
+        (("self-hosted", "linux", "x64", "cuda"), False),
+        (("self-hosted", "ubuntu-24.04"), False),
+        (("cuda-scale-set",), False),  # a runner scale set of actions-runner-controller has one label, its name
+        (("ubuntu-24.04-of-ours",), False),
+    ],
+)
+def test_only_a_standard_machine_of_github_takes_anybody_s_code(
+    matrix: Matrix, labels: tuple[str, ...], hosted: bool
+) -> None:
+    runner = Runner(labels=labels, max_parallel=1, shard_minutes=1, timeout_minutes=5)
+    assert runner.hosted == hosted
+    known = matrix.model_copy(update={"runners": {"cpu": runner}})
+    if hosted:
+        assert workflow.runner_of(known, "cpu", hosted_only=True) is runner
+    else:
+        with pytest.raises(UsageError, match="does not run on self-hosted runners"):
+            workflow.runner_of(known, "cpu", hosted_only=True)
+    assert workflow.runner_of(known, "cpu", hosted_only=False) is runner
+
+
+@pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("  cpu: {labels", "  gpu: {labels", "runners.gpu: found unknown backend 'gpu'"),
@@ -144,3 +174,23 @@ def test_a_mistake_in_a_runner_is_answered_with_its_line(tmp_path: Path, old: st
     line = path.read_text().splitlines().index(RUNNERS.replace(old, new).splitlines()[1]) + 1
     assert caught.value.line == line
     assert says in caught.value.message
+
+
+def test_a_cancelled_job_reaches_the_run(tmp_path: Path) -> None:
+    """GitHub interrupts a step's first process alone, 7.5 s before it repeats it and 10 s before it kills all."""
+    steps = YAML(typ="safe").load(Path(".github/workflows/lane.yml"))["jobs"]["cells"]["steps"]
+    (script,) = [step["run"] for step in steps if "-zero" in step.get("run", "")]
+    nox = tmp_path / ".venv" / "bin" / "nox"
+    nox.parent.mkdir(parents=True)
+    nox.write_text("#!/bin/sh\ntrap 'echo told; exit 130' INT\necho here\nfor n in $(seq 200); do sleep 0.05; done\n")
+    nox.chmod(0o755)
+    (tmp_path / "step.sh").write_text(script)
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"]
+    env = {**os.environ, "BACKEND": "cpu", "LANE": "nightly", "STACK": "newest", "SHARD": "1/1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as step:
+        assert step.stdout is not None and step.stdout.readline() == "here\n"
+        step.send_signal(signal.SIGINT)
+        try:
+            assert step.wait(5) == 130 and step.stdout.read() == "told\n"
+        finally:
+            step.kill()
