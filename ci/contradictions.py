@@ -108,6 +108,13 @@ def _backends_and_stacks(matrix: Matrix) -> Iterator[Contradiction]:
         for package in stack.why:
             if package not in stack.pins:
                 yield _unknown((*here, "why", package), "pin", package, stack.pins)
+        for number, package in enumerate(stack.forced):
+            if package not in stack.pins:
+                yield _unknown((*here, "forced", number), "pin", package, stack.pins)
+            elif package not in stack.why:
+                yield Contradiction((*here, "forced", number), repr(package), f"its reason: `why: {{{package}: ...}}`")
+        if stack.lane is not None and stack.lane not in matrix.lanes:
+            yield _unknown((*here, "lane"), "lane", stack.lane, matrix.lanes)
 
 
 def _cann(matrix: Matrix, here: Place, stack: Stack) -> Iterator[Contradiction]:

@@ -252,7 +252,11 @@ class Runner(Entry):
 
 
 class Stack(Entry):
-    """A named set of exact pins. cann: the CANN of its base image, where the backend's image is one of CANN."""
+    """A named set of exact pins. cann: the CANN of its base image, where the backend's image is one of CANN.
+
+    forced: pins that another package of the stack declares it does not run with, each with its reason in `why`. lane:
+    what it runs where no lane is asked for, instead of the pull request's.
+    """
 
     backend: str
     about: str
@@ -260,7 +264,9 @@ class Stack(Entry):
     cann: str | None = None
     lock: str
     pins: dict[str, ExactVersion]
+    forced: tuple[str, ...] = ()
     why: dict[str, str] = {}
+    lane: str | None = None
 
 
 class Exclusion(Entry):

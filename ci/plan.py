@@ -35,13 +35,14 @@ DS_CONFIG_JOB = "grpo-lora"
 class Selection:
     """What the user asked for, as typed.
 
-    devices: the numbers of the devices there are for a case; None where that is not known, or the backend has none.
+    lane: None is that of the stacks named, or the pull request's. devices: the numbers of the devices there are for a
+    case; None where that is not known, or the backend has none.
     current: the packages installed in the interpreter given, needed where `current` is among the stacks.
     repeat: further options of `run` that the command repeating one cell has to carry (`--runtime host`).
     """
 
     backend: str = DEFAULT_BACKEND
-    lane: str = DEFAULT_LANE
+    lane: str | None = None
     stacks: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ class PlannedStack:
 
     pins: what must be installed, replacements applied; a package replaced by a path whose version is not known yet
     has no pin. lock: None for `current`. nearest: for `current`, the shipped stack that differs least. cann: of its
-    base image, where that is one of CANN; None for `current`.
+    base image, where that is one of CANN; None for `current`. lane: what it runs where no lane is asked for.
     """
 
     id: str
@@ -72,6 +73,7 @@ class PlannedStack:
     replacements: tuple[Replacement, ...] = ()
     nearest: str | None = None
     cann: str | None = None
+    lane: str = DEFAULT_LANE
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,11 @@ def make_plan(matrix: Matrix, selection: Selection, durations: Durations | None 
         raise UsageError(f"unknown backend {selection.backend!r}; {choices(selection.backend, matrix.backends)}")
     if backend.unavailable is not None:
         raise EnvironmentUnavailable(f"backend {selection.backend}: {backend.unavailable}")
-    lane = matrix.lanes.get(selection.lane)
+    lane_id = selection.lane or _own_lane(matrix, selection.stacks)
+    lane = matrix.lanes.get(lane_id)
     if lane is None:
-        raise UsageError(f"unknown lane {selection.lane!r}; {choices(selection.lane, matrix.lanes)}")
+        raise UsageError(f"unknown lane {lane_id!r}; {choices(lane_id, matrix.lanes)}")
+    selection = replace(selection, lane=lane_id)
     if selection.world_size is not None and selection.world_size < 1:
         raise UsageError(f"--world-size: found {selection.world_size}; expected 1 or more")
     shard = _shard(selection.shard)
@@ -166,7 +170,7 @@ def make_plan(matrix: Matrix, selection: Selection, durations: Durations | None 
                 key = case.requirements
                 if key not in reasons:
                     reasons[key] = _gate(job, case.values, stack)
-                plain = _cell(selection, stack.id, job_id, job, case, reasons[key])
+                plain = _cell(selection, stack, job_id, job, case, reasons[key])
                 cells += _with_corrections(matrix, selection.corrections, stack, plain)
     if shard is not None:
         number, count = shard
@@ -175,7 +179,7 @@ def make_plan(matrix: Matrix, selection: Selection, durations: Durations | None 
             raise NothingToRun(f"--shard {selection.shard}: no cell is left for this shard")
     used = {cell.stack for cell in cells}
     stacks = {name: stack for name, stack in stacks.items() if name in used}
-    return Plan(selection.backend, selection.lane, stacks, tuple(cells), selection)
+    return Plan(selection.backend, lane_id, stacks, tuple(cells), selection)
 
 
 def shards(cells: Sequence[Cell], count: int, durations: Durations | None) -> tuple[tuple[Cell, ...], ...]:
@@ -232,6 +236,16 @@ def _jobs(matrix: Matrix, selection: Selection) -> dict[str, Job]:
     return {job_id: job for job_id, job in matrix.jobs.items() if job_id in wanted}
 
 
+def _own_lane(matrix: Matrix, stacks: Sequence[str]) -> str:
+    """The lane that these stacks run where none is asked for."""
+    lanes = {matrix.stacks[name].lane or DEFAULT_LANE for name in stacks if name in matrix.stacks} or {DEFAULT_LANE}
+    if len(lanes) > 1:
+        raise UsageError(
+            f"stacks {_list(stacks)} have lanes of their own, {_list(sorted(lanes))}; name one with --lane"
+        )
+    return lanes.pop()
+
+
 def _stacks(matrix: Matrix, lane: Lane, selection: Selection) -> dict[str, PlannedStack]:
     own = {name: stack for name, stack in matrix.stacks.items() if stack.backend == selection.backend}
     if selection.stacks:
@@ -267,7 +281,15 @@ def _stacks(matrix: Matrix, lane: Lane, selection: Selection) -> dict[str, Plann
         if level is not None and (wrong := cann.mismatch(matrix.cann, level, pins)) is not None:
             raise UsageError(f"--with: stack {name}: found {wrong[0]}; expected {wrong[1]}")
         lock = Path(own[name].lock)
-        stacks[name] = PlannedStack(name, pins, lock, check_pins=True, replacements=replacements, cann=level)
+        stacks[name] = PlannedStack(
+            name,
+            pins,
+            lock,
+            check_pins=True,
+            replacements=replacements,
+            cann=level,
+            lane=own[name].lane or DEFAULT_LANE,
+        )
     return stacks
 
 
@@ -393,12 +415,12 @@ def _gate(job: Job, case: Mapping[str, Scalar], stack: PlannedStack) -> str | No
     return None
 
 
-def _cell(selection: Selection, stack: str, job_id: str, job: Job, case: _LaneCase, gated: str | None) -> Cell:
+def _cell(selection: Selection, stack: PlannedStack, job_id: str, job: Job, case: _LaneCase, gated: str | None) -> Cell:
     world_size = case.values.get("world_size", selection.world_size or DEFAULT_WORLD_SIZE)
     return Cell(
-        id=f"{selection.backend}/{stack}/{job_id}/{case.name}",
+        id=f"{selection.backend}/{stack.id}/{job_id}/{case.name}",
         backend=selection.backend,
-        stack=stack,
+        stack=stack.id,
         job=job_id,
         case=case.values,
         world_size=int(world_size),
@@ -427,12 +449,12 @@ def _with_corrections(matrix: Matrix, wanted: Corrections, stack: PlannedStack, 
     return [plain, *corrected] if wanted is Corrections.BOTH or not corrected else corrected
 
 
-def _command(selection: Selection, stack: str, job_id: str, case: _LaneCase) -> str:
+def _command(selection: Selection, stack: PlannedStack, job_id: str, case: _LaneCase) -> str:
     """The one command that selects this cell again and nothing else."""
     words = ["nox", "-s", f"{selection.backend}-zero", "--"]
-    if selection.lane != DEFAULT_LANE:
+    if selection.lane is not None and selection.lane != stack.lane:
         words += ["--lane", selection.lane]
-    words += ["--stack", stack, "--job", job_id]
+    words += ["--stack", stack.id, "--job", job_id]
     if selection.ds_config is None:
         words += ["--case", ",".join(f"{key}={cases.text(case.values[key])}" for key in case.selecting)]
     else:

@@ -17,9 +17,9 @@ from packaging.utils import canonicalize_name
 from ci.errors import UsageError
 from ci.installed import host_python, installed_packages
 from ci.matrix import CURRENT, Corrections
-from ci.plan import DEFAULT_BACKEND, DEFAULT_LANE, Selection
+from ci.plan import DEFAULT_BACKEND, Selection
 
-__all__ = ["DEFAULT_BACKEND", "DEFAULT_LANE", "Corrections"]
+__all__ = ["DEFAULT_BACKEND", "Corrections"]
 
 
 class RuntimeName(StrEnum):
@@ -31,7 +31,10 @@ class RuntimeName(StrEnum):
 
 
 Backend = Annotated[str, typer.Option("--backend", metavar="ID", help="cpu, cuda or npu.")]
-Lane = Annotated[str, typer.Option("--lane", metavar="ID", help="Which cells: pull-request, nightly or weekly.")]
+Lane = Annotated[
+    str | None,
+    typer.Option("--lane", metavar="ID", help="Which cells: pull-request (default), nightly, weekly or reports."),
+]
 Stacks = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,7 +93,7 @@ def device_numbers(text: str | None, backend: str) -> tuple[str, ...] | None:
 def selection(
     *,
     backend: str,
-    lane: str,
+    lane: str | None,
     stacks: list[str] | None,
     replacements: list[str] | None,
     jobs: list[str] | None,

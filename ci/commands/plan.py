@@ -20,7 +20,7 @@ from ci.plan import Plan, make_plan
 
 def main(
     backend: options.Backend = options.DEFAULT_BACKEND,
-    lane: options.Lane = options.DEFAULT_LANE,
+    lane: options.Lane = None,
     stack: options.Stacks = None,
     with_: options.With = None,
     job: options.Jobs = None,

@@ -35,7 +35,7 @@ from ci.userfiles import check_adapter
 
 def main(
     backend: options.Backend = options.DEFAULT_BACKEND,
-    lane: options.Lane = options.DEFAULT_LANE,
+    lane: options.Lane = None,
     stack: options.Stacks = None,
     with_: options.With = None,
     job: options.Jobs = None,

@@ -23,7 +23,7 @@ def main(
         list[str] | None,
         typer.Option("--package", metavar="PKG", help="Only this package; repeatable. Default: all with a release."),
     ] = None,
-    lane: options.Lane = options.DEFAULT_LANE,
+    lane: options.Lane = None,
     runtime: options.Runtime = None,
     write: Annotated[bool, typer.Option("--write", help="Apply the patch to matrix.yaml.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the run's folder is made.")] = Path(
@@ -75,8 +75,11 @@ def _moved(matrix: Matrix, stack: str, packages: list[str] | None) -> tuple[Newe
     return watch.newer(pins, {name: releases.on_the_index(name) for name in watched})
 
 
-def _run(stack: str, lane: str, runtime: options.RuntimeName | None, moved: tuple[Newer, ...], out: Path) -> RunRecord:
-    command = [sys.executable, "-m", "ci", "run", "--stack", stack, "--lane", lane, "--out", str(out)]
+def _run(
+    stack: str, lane: str | None, runtime: options.RuntimeName | None, moved: tuple[Newer, ...], out: Path
+) -> RunRecord:
+    command = [sys.executable, "-m", "ci", "run", "--stack", stack, "--out", str(out)]
+    command += [] if lane is None else ["--lane", lane]
     command += [word for each in moved for word in ("--with", f"{each.package}={each.newest}")]
     if runtime is not None:
         command += ["--runtime", str(runtime)]

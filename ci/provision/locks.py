@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -91,13 +91,16 @@ def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
     """Resolve the pins of a stack; releases of the present lock are kept where they still fit, unless `upgrade`."""
     with tempfile.TemporaryDirectory(prefix="lock-") as scratch:
         source, target = Path(scratch, f"{recipe.stack}.in"), Path(scratch, f"{recipe.stack}.txt")
+        forced = Path(scratch, "forced.txt")
         wanted = [f"{name}=={version}" for name, version in sorted(recipe.pins.items())]
         source.write_text("\n".join([*wanted, *BESIDES, *recipe.packages]) + "\n", encoding="utf-8")
+        forced.write_text("".join(f"{name}=={recipe.pins[name]}\n" for name in recipe.forced), encoding="utf-8")
         if not upgrade and recipe.lock is not None and recipe.lock.exists():
             # uv takes the releases of an existing output file as preferences.
             target.write_bytes(recipe.lock.read_bytes())
         command = ["pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header"]
         command += ["--python-version", recipe.python, "--python-platform", recipe.platform]
+        command += ["--override", str(forced)] if recipe.forced else []
         command += ["--output-file", str(target), *(f"--no-emit-package={name}" for name in recipe.left_out)]
         # Only torch from PyTorch's index, as a page of links: as a second index it would shadow other packages. And
         # only a local build ("+cpu"): a plain release is on every index.
@@ -106,11 +109,11 @@ def compile_lock(recipe: Recipe, site: Site, upgrade: bool = False) -> str:
             page = f"{recipe.torch_index.rstrip('/')}/{UNHASHED}/"
             site = dataclasses.replace(site, wheel_pages=(*site.wheel_pages, page))
         uv(site, [*command, str(source)], f"the pins of stack {recipe.stack} cannot be locked")
-        return _header(recipe.stack) + _tidy(target.read_text(encoding="utf-8"), str(source))
+        return _header(recipe.stack) + _tidy(target.read_text(encoding="utf-8"), [str(source), str(forced)])
 
 
-def _tidy(text: str, source: str) -> str:
-    """Without torch's hashes, without the scratch path, in the order uv gave."""
+def _tidy(text: str, sources: Sequence[str]) -> str:
+    """Without torch's hashes, without the scratch paths, in the order uv gave."""
     kept: list[str] = []
     name = ""
     for line in text.splitlines():
@@ -121,7 +124,10 @@ def _tidy(text: str, source: str) -> str:
                 continue
             line = line.removesuffix(" \\")
         if not line.startswith("#"):
-            kept.append(line.replace(f"-r {source}", "matrix.yaml"))
+            for source in sources:
+                line = line.replace(f"-r {source}", "matrix.yaml").replace(f"--override {source}", "matrix.yaml")
+            if line not in kept[-1:]:  # a forced pin is asked for twice
+                kept.append(line)
     # What was left out is a comment at uv's end, and the blank line before it.
     return "\n".join(kept).rstrip("\n") + "\n"
 

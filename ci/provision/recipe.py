@@ -33,6 +33,7 @@ def recipe_for(matrix: Matrix, stack: str, root: Path, environ: Mapping[str, str
         base_image=backend.base_image.format(cann=(entry.cann or "").lower(), python=entry.python),
         torch_index=torch_index(matrix, entry.backend, environ),
         packages=backend.packages,
+        forced=entry.forced,
         left_out=backend.left_out,
         platform=backend.lock_platform,
     )

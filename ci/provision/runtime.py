@@ -57,6 +57,8 @@ class Recipe:
     torch_index: str = ""
     #: What the backend's runtime needs of the stack besides its pins.
     packages: tuple[str, ...] = ()
+    #: Pins that hold although another package declares that it does not run with them.
+    forced: tuple[str, ...] = ()
     #: What its lock leaves out although a pin asks for it.
     left_out: tuple[str, ...] = ()
     #: uv's name of the platform that the lock is resolved for.

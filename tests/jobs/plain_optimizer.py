@@ -36,6 +36,8 @@ class Stepped:
     moments: Mapping[str, torch.Tensor]
 
 
+IN_TRANSFORMERS = {"adamw": "adamw_torch", "sgd": "sgd"}
+"""transformers' name (`optim`) of each kind."""
 FP16_LR = 2.0**-6
 """Small, so that the gradient norms of an fp16 case stay on their side of the clip value and of twice that value."""
 

@@ -24,6 +24,10 @@ def workload_for(payload: Mapping[str, Any]) -> Workload:
         from tests.jobs.grpo import GrpoLora
 
         return GrpoLora(case, seed)
+    if payload["job"] == "zero3-custom-adapter" and case.get("trainer") == "ms-swift":
+        from tests.jobs.swift.sft import SwiftAdapter
+
+        return SwiftAdapter(case, seed)
     if payload["job"] == "zero3-custom-adapter":
         from tests.jobs.adapter import CustomAdapter
 

@@ -171,10 +171,10 @@ def apply_trl(wanted: Collection[str], case: Mapping[str, Any]) -> Applied:
     return applied
 
 
-def apply_swift(wanted: Collection[str], accelerator: str, trainer: type) -> Applied:
-    """Shims that ms-swift and its GRPO trainer need beside those of every TRL case."""
+def apply_swift(wanted: Collection[str], accelerator: str, case: Mapping[str, Any]) -> Applied:
+    """Shims that ms-swift needs beside those of every TRL case."""
     applied: Applied = []
-    if "bf16-without-a-gpu" in wanted:
+    if "bf16-without-a-gpu" in wanted and case["dtype"] == "bf16":
         transformers.training_args.is_torch_bf16_gpu_available = lambda: True
         applied.append(
             (
@@ -188,17 +188,22 @@ def apply_swift(wanted: Collection[str], accelerator: str, trainer: type) -> App
             if not hasattr(module, name):
                 setattr(module, name, lambda *_, **__: 0)
         applied.append(("memory-of-the-cpu", "ms-swift asks torch.cpu for memory statistics that only devices have"))
+    return applied
+
+
+def rollout_attributes(trainer: type) -> Applied:
+    """Give ms-swift's GRPO trainer the attributes that it has with vLLM alone."""
     absent = [name for name in _ROLLOUT_ATTRIBUTES if not hasattr(trainer, name)]
     for name in absent:
         setattr(trainer, name, False)
-    if absent:
-        applied.append(
-            (
-                "rollout-attributes",
-                "ms-swift 3.10 sets attributes of its trainer where it uses vLLM, and reads them without",
-            )
+    if not absent:
+        return []
+    return [
+        (
+            "rollout-attributes",
+            "ms-swift 3.10 sets attributes of its trainer where it uses vLLM, and reads them without",
         )
-    return applied
+    ]
 
 
 _MEMORY_STATISTICS = (

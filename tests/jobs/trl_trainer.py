@@ -51,8 +51,6 @@ INPUTS = {
 }
 """TRL's names of a micro-batch's inputs, and ours. The last two are absent or None where TRL does not use them."""
 
-OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
-
 
 class RecordedTrainer(GRPOTrainer):  # type: ignore[misc]  # reason: TRL is not installed where types are checked
     """GRPOTrainer that keeps each micro-batch's inputs and log-probabilities until its backward pass."""
@@ -173,7 +171,7 @@ def arguments(payload: Mapping[str, Any], workload: Workload, folder: Path) -> A
         epsilon_high=grpo.EPSILON_HIGH,
         temperature=grpo.TEMPERATURE,
         top_p=trl_grpo.TOP_P,
-        optim=OPTIMIZERS[optimizer.kind],
+        optim=plain_optimizer.IN_TRANSFORMERS[optimizer.kind],
         learning_rate=optimizer.lr,
         lr_scheduler_type="constant",
         adam_beta1=optimizer.betas[0],

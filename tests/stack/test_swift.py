@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.jobs import corrections
+from tests.jobs import corrections, trl_grpo
+from tests.jobs.adapter_model import TEXT_VOCABULARY
 from tests.jobs.recorder import RankRecord, StepRecord
-from tests.jobs.swift import trainer
-from tests.jobs.swift.grpo import SwiftGrpo, arguments
+from tests.jobs.swift import grpo, sft, trainer
+from tests.jobs.swift.grpo import SwiftGrpo
 from tests.jobs.trl_grpo import TrlGrpo
 from tests.jobs.workload import seed_weights
 
@@ -28,7 +30,7 @@ PAYLOAD: dict[str, Any] = {"job": "grpo-lora", "case": CASE, "seed": 3, "world_s
 
 
 def test_the_command_line_is_that_of_the_report() -> None:
-    words = arguments(PAYLOAD, Path("folder"), [Path("plugin.py"), corrections.FOLDER / "loss_scale.py"])
+    words = grpo.arguments(PAYLOAD, Path("folder"), [corrections.FOLDER / "loss_scale.py"])
     said = dict(zip(words[1::2], words[2::2], strict=False))
     assert words[0] == "rlhf"
     report = {
@@ -47,8 +49,54 @@ def test_the_command_line_is_that_of_the_report() -> None:
     }
     assert {name: said.get(name) for name in report} == report
     assert float(said["--max_grad_norm"]) == 1.0
-    assert words[-3:] == ["--external_plugins", "plugin.py", str(corrections.FOLDER / "loss_scale.py")]
+    assert words[-3:] == ["--external_plugins", str(grpo.PLUGIN), str(corrections.FOLDER / "loss_scale.py")]
     assert "None" not in words
+
+
+ADAPTER_CASE = {
+    "trainer": "ms-swift",
+    "zero_stage": 3,
+    "dtype": "fp32",
+    "gradient_accumulation_steps": 1,
+    "user_code": "keepalive-after",
+    "init": "disabled",
+    "frozen": False,
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_sft_is_told_of_a_model_type_of_ones_own(frozen: bool) -> None:
+    payload = {**PAYLOAD, "job": "zero3-custom-adapter", "case": {**ADAPTER_CASE, "frozen": frozen}}
+    words = sft.arguments(payload, Path("folder"), [])
+    said = dict(zip(words[1::2], words[2::2], strict=True))
+    assert words[0] == "sft" and "None" not in words
+    report = {
+        "--train_type": "full",
+        "--deepspeed": "zero3",
+        "--torch_dtype": "float32",
+        "--fp16": "false",
+        "--model_type": sft.MODEL_TYPE,
+        "--custom_register_path": str(sft.REGISTER),
+        "--external_plugins": str(sft.PLUGIN),
+    }
+    assert {name: said.get(name) for name in report} == report
+    assert said.get("--freeze_parameters") == ("group_decode_adapter" if frozen else None)
+
+
+def test_sft_s_answers_have_one_length_and_words_that_the_model_knows(tmp_path: Path) -> None:
+    workload = sft.SwiftAdapter(ADAPTER_CASE, 3)
+    sft.write_inputs(workload, tmp_path)
+    tokens = trl_grpo.tokenizer()
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    found = [[tokens(message["content"])["input_ids"] for message in row] for row in rows]
+    assert len(found) == sft.EXAMPLES
+    assert {(len(query), len(answer)) for query, answer in found} == {(4, 7)}
+    known = range(len(trl_grpo.SPECIAL_TOKENS), TEXT_VOCABULARY)
+    assert all(token in known for row in found for text in row for token in text)
+    ids = torch.tensor([query + answer for query, answer in found[:2]])
+    labels = torch.where(torch.arange(11) < 4, -100, ids)
+    loss, logprobs = workload.loss(workload.build(), {"input_ids": ids, "labels": labels})
+    assert logprobs is None and loss.isfinite()
 
 
 def batch(truncated: list[bool]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,6 +129,14 @@ def test_truncated_completions_do_not_count(truncated: list[bool]) -> None:
     weights = same["counted"].float()
     mean = -(same["advantages"].unsqueeze(1) * weights).sum() / weights.sum().clamp(min=1.0)
     assert float(loss.detach()) == pytest.approx(float(mean), abs=1e-6)
+
+
+def test_the_first_error_that_a_command_names_is_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    said = "W 7 warning\n[rank1]: ImportError: cannot import name 'x'\nRuntimeError: later\n"
+    script = f"import sys; sys.stderr.write({said!r}); sys.exit(3)"
+    assert trainer.run([sys.executable, "-c", script], {}) == (3, "ImportError: cannot import name 'x'")
+    assert said in capfd.readouterr().out
+    assert trainer.run([sys.executable, "-c", "print('fine')"], {}) == (0, "it named no error")
 
 
 def records(*norms: float) -> list[RankRecord]:

@@ -53,6 +53,18 @@ MISTAKES = {
         "pins: {deepspeed: 0.18.9}", "pins: {deepspeed: 0.18.9, Torch_NPU: 2.9.0}",
         "'Torch_NPU'", "'torch-npu'",
     ),
+    "forced without a pin": (
+        "why: {trl: an", "forced: [tlr]\n    why: {trl: an",
+        "unknown pin 'tlr'", "did you mean trl",
+    ),
+    "forced without a reason": (
+        "why: {trl: an", "forced: [deepspeed]\n    why: {trl: an",
+        "'deepspeed'", "its reason: `why: {deepspeed: ...}`",
+    ),
+    "stack's lane": (
+        "why: {trl: an", "lane: nightlt\n    why: {trl: an",
+        "unknown lane 'nightlt'", "did you mean nightly",
+    ),
     "reason without a pin": ("why: {trl:", "why: {tlr:", "unknown pin 'tlr'", "did you mean trl"),
     "lane's stack": ("stacks: [new]", "stacks: [newer]", "unknown stack 'newer'", "did you mean new?"),
     "lane's job": (

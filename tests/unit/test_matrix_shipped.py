@@ -16,7 +16,8 @@ from ci.plan import Plan, Selection, make_plan
 
 ROOT = Path(__file__).parents[2]
 LANES = ("nightly", "pull-request", "weekly")
-CPU_STACKS = ("frozen-update", "newest", "report-a", "report-a-018", "report-b", "stable", "swift-3.10.2")
+CPU_STACKS = ("frozen-update", "newest", "report-a", "report-a-018", "report-b", "stable")
+SWIFT_STACKS = ("swift-3.10.2", "swift-3.10.2-fixed")
 SLOWEST_LANE_S = 240
 """What the pull-request lane may take on two cores."""
 ENGINE_S, SWEEP_S, TRL_S, START_S = 3, 1.5, 15, 30
@@ -43,6 +44,7 @@ def lane(name: str) -> Plan:
         ("report-a", "0.17.6", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
         ("report-b", "0.15.4", "4.46.2", "1.1.1", "0.17.0", "0.13.2"),
         ("swift-3.10.2", "0.17.6", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
+        ("swift-3.10.2-fixed", "0.18.9", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
     ],
 )
 def test_the_stacks_are_those_that_were_asked_for(
@@ -60,7 +62,10 @@ def test_the_stacks_are_those_that_were_asked_for(
 
 
 def test_every_shipped_cpu_stack_is_known_here() -> None:
-    assert tuple(name for name, stack in shipped().stacks.items() if stack.backend == "cpu") == CPU_STACKS
+    assert tuple(name for name, stack in shipped().stacks.items() if stack.backend == "cpu") == (
+        *CPU_STACKS,
+        *SWIFT_STACKS,
+    )
 
 
 def claims(defect: Defect, plan: Plan) -> list[str]:
@@ -104,8 +109,12 @@ def test_no_shipped_stack_is_gated_out_of_a_lane() -> None:
 
 def test_the_report_s_own_command_has_a_lane_and_is_no_cell_of_the_others() -> None:
     plan = make_plan(shipped(), Selection(lane="reports"))
-    names = [f"cpu/swift-3.10.2/grpo-lora/ms-swift-zero{stage}-bf16-gas4" for stage in (0, 2, 3)]
+    grpo = [f"grpo-lora/ms-swift-zero{stage}-bf16-gas4" for stage in (0, 2, 3)]
+    sft = ["zero2-keepalive-after", "zero2-plain", "keepalive-after", "plain", "keepalive-after-frozen"]
+    cells = [*grpo, *(f"zero3-custom-adapter/ms-swift-{case}" for case in sft)]
+    names = [f"cpu/{stack}/{cell}" for stack in SWIFT_STACKS for cell in cells]
     assert [cell.id for cell in plan.runnable] == [cell.id for cell in plan.cells] == names
+    assert make_plan(shipped(), Selection(stacks=SWIFT_STACKS)).cells == plan.cells, "it is the lane of these stacks"
     for cell in plan.cells:
         assert set(MEASURED) <= set(shipped().tolerances_for(cell.job, cell.case))
     assert not any(cell.case.get("trainer") == "ms-swift" for name in LANES for cell in lane(name).cells)

@@ -84,6 +84,19 @@ def test_stacks_replace_the_lanes_and_keep_its_cases(matrix: Matrix) -> None:
     ]
 
 
+def test_a_stack_s_own_lane_is_run_where_none_is_asked_for(matrix: Matrix) -> None:
+    stacks = {**matrix.stacks, "old": matrix.stacks["old"].model_copy(update={"lane": "nightly"})}
+    matrix = matrix.model_copy(update={"stacks": stacks})
+    plan = make_plan(matrix, Selection(stacks=("old",)))
+    assert plan.lane == "nightly" and plan.cells == make_plan(matrix, Selection(lane="nightly", stacks=("old",))).cells
+    assert "--lane" not in plan.cells[0].command
+    other = make_plan(matrix, Selection(lane="pull-request", stacks=("old",)))
+    assert other.lane == "pull-request" and "--lane pull-request" in other.cells[0].command
+    assert make_plan(matrix, Selection()).lane == "pull-request"
+    with pytest.raises(UsageError, match=r"stacks new, old have lanes of their own, nightly, pull-request; name one"):
+        make_plan(matrix, Selection(stacks=("new", "old")))
+
+
 def test_filters_narrow_by_job_and_case(matrix: Matrix) -> None:
     assert names(make_plan(matrix, Selection(jobs=("adapter",)))) == ["cpu/new/adapter/keepalive"]
     both = ("zero_stage=2,gradient_accumulation_steps=4", "user_code=keepalive")

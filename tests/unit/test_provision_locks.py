@@ -13,7 +13,7 @@ from ci.matrix import load
 from ci.provision import locks
 from ci.provision.recipe import recipe_for, torch_index
 from ci.provision.site import Site
-from tests.unit.wheelhouse import ROOT, make_stack
+from tests.unit.wheelhouse import ROOT, make_stack, make_wheel
 
 LOCK = """\
 # a comment
@@ -97,6 +97,17 @@ def test_what_a_backend_leaves_out_is_not_in_its_lock(tmp_path: Path) -> None:
     without = dataclasses.replace(recipe, left_out=("pytest",))
     found = locks.pins(locks.compile_lock(recipe, offline(wheels))).keys()
     assert found - locks.pins(locks.compile_lock(without, offline(wheels))).keys() == {"pytest"}
+
+
+def test_a_forced_pin_holds_against_what_another_package_declares(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    recipe = make_stack(tmp_path, wheels, {"deepspeed": "1.0", "trainer": "3.0"})
+    make_wheel(wheels, "trainer", "3.0", ("deepspeed<1.0",))
+    with pytest.raises(EnvironmentUnavailable, match="stack small cannot be locked"):
+        locks.compile_lock(recipe, offline(wheels))
+    text = locks.compile_lock(dataclasses.replace(recipe, forced=("deepspeed",)), offline(wheels))
+    assert locks.pins(text) == {**locks.pins(text), "deepspeed": "1.0", "trainer": "3.0"}
+    assert locks.mistakes(text, recipe.pins) == [] and str(tmp_path) not in text and "forced.txt" not in text
 
 
 def test_pins_that_no_release_satisfies_are_exit_3(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_jobs_that_left_nothing_are_told_and_no_success(project: Project) -> Non
     lane = project.root / ".github" / "workflows" / "lane.yml"
     # The second job of the night ends without a word, as one does whose runner is gone.
     for step in (
-        '- run: |\n          .venv/bin/nox -s "$BACKEND-zero"',
+        "- run: | # exec:",
         "- if: always()\n        uses: actions/upload",
     ):
         text = lane.read_text()

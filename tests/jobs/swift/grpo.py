@@ -13,25 +13,28 @@ from typing import Any
 
 import torch
 
-from tests.jobs import grpo, plain_optimizer, trl_grpo
+from tests.jobs import grpo, trl_grpo
+from tests.jobs.swift import flags
 
 STOP_WORDS = ("w0", "w1", "w2")
 """Without them hardly a completion of random weights ends by itself, and --overlong_filter would leave nothing."""
 
+PLUGIN = Path(__file__).resolve().with_name("grpo_plugin.py")
 MAX_LENGTH = 64
 REWARD = "toy"
 
 
-def write_data(path: Path) -> None:
-    """The prompts of the TRL cases, as ms-swift's messages."""
+def write_inputs(workload: trl_grpo.TrlGrpo, folder: Path) -> None:
+    """The model's folder, and the prompts of the TRL cases as ms-swift's messages."""
+    workload.folder_model().save_pretrained(folder / "model")
+    trl_grpo.tokenizer().save_pretrained(folder / "model")
     lines = (json.dumps({"messages": [{"role": "user", "content": prompt}]}) for prompt in trl_grpo.prompts())
-    path.write_text("\n".join(lines) + "\n")
+    (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> list[str]:
     """The words after `swift`."""
     case = payload["case"]
-    optimizer = plain_optimizer.settings(case)
     report = {
         "rlhf_type": "grpo",
         "model_type": "qwen3",
@@ -63,35 +66,9 @@ def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> 
         "output_dir": folder / "output",
         "seed": payload["seed"],
     }
-    ours = {
-        # What the case judges is spelled out: ms-swift's own defaults are a cosine schedule and other betas.
-        "learning_rate": optimizer.lr,
-        "lr_scheduler_type": "constant",
-        "adam_beta1": optimizer.betas[0],
-        "adam_beta2": optimizer.betas[1],
-        "adam_epsilon": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": payload["clip"] or 0.0,
-        "beta": 0,
-        "lora_dropout": 0,  # 0.05 by default: nobody could draw the same mask again
-        # Nothing of the network, nothing that another process would do, nothing that is written besides the log.
-        "check_model": "false",
-        "use_vllm": "false",
-        "attn_impl": "eager",
-        "gradient_checkpointing": "false",
-        "dataloader_num_workers": 0,
-        "dataset_num_proc": 1,
-        "load_from_cache_file": "false",
-        "split_dataset_ratio": 0,
-        "eval_strategy": "no",
-        "save_strategy": "no",
-        "report_to": "none",
-        "add_version": "false",
-    }
-    words = [
-        word for flags in (report, small, ours) for name, value in flags.items() for word in (f"--{name}", f"{value}")
-    ]
-    return ["rlhf", *words, "--stop_words", *STOP_WORDS, "--external_plugins", *map(str, plugins)]
+    ours = {"beta": 0, "use_vllm": "false", "lora_dropout": 0}  # 0.05 by default: nobody could draw the same mask again
+    said = {**report, **small, **flags.judged(payload), **ours, **flags.QUIET}
+    return ["rlhf", *flags.words(said), "--stop_words", *STOP_WORDS, *flags.plugins(PLUGIN, plugins)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""The external plugin of `swift rlhf`, in each rank that swift starts: reward, recorder, and what CPU needs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from swift.plugin import ORM, orms
+from swift.trainers.rlhf_trainer.grpo_trainer import GRPOTrainer
+
+from tests.jobs import shims, trl_grpo
+from tests.jobs.swift.grpo import REWARD
+from tests.jobs.swift.rank import Rank
+from tests.jobs.trl_trainer import seed_adapters
+
+INPUTS = {
+    name: name
+    for name in ("input_ids", "attention_mask", "completion_mask", "truncated_mask", "logits_to_keep", "advantages")
+}
+
+
+class Toy(ORM):  # type: ignore[misc]  # reason: ms-swift is not installed where types are checked
+    """The TRL cases' reward."""
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        return trl_grpo.reward(completions)
+
+
+class GrpoRank(Rank):
+    """A rank of GRPO with LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__(GRPOTrainer, INPUTS)
+        self.applied += shims.rollout_attributes(GRPOTrainer)
+
+    def prepare(self, trainer: Any) -> None:
+        seed_adapters(trainer.model, self.workload)
+
+    def listen(self) -> None:
+        super().listen()
+        original_loss, original_logps = GRPOTrainer._compute_loss, GRPOTrainer._get_per_token_logps_and_entropies
+
+        @functools.wraps(original_logps)
+        def logps(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original_logps(trainer, *args, **kwargs)
+            trainer.logprobs_seen = found[0]
+            return found
+
+        @functools.wraps(original_loss)
+        def loss(trainer: Any, model: Any, inputs: Any) -> Any:
+            trainer.inputs_seen = inputs
+            return original_loss(trainer, model, inputs)
+
+        GRPOTrainer._compute_loss, GRPOTrainer._get_per_token_logps_and_entropies = loss, logps
+
+
+orms[REWARD] = Toy
+GrpoRank().listen()
