@@ -32,14 +32,15 @@ def apply(names: Iterable[str]) -> list[str]:
     A name may carry a mode, `zero3_guard=raise`, which its file reads from the variable named like it (ZERO3_GUARD).
     Raises FileNotFoundError for a name without a file, and whatever a correction refuses with.
     """
-    applied = []
-    for name in names:
-        stem, _, mode = name.partition("=")
-        if mode:
-            os.environ[stem.upper()] = mode
-        if load(stem).APPLIED:
-            applied.append(name)
-    return applied
+    names = tuple(names)
+    os.environ.update(modes(names))
+    return [name for name in names if load(name.partition("=")[0]).APPLIED]
+
+
+def modes(names: Iterable[str]) -> dict[str, str]:
+    """The variables that the files of these corrections read their modes from."""
+    asked_for = (name.partition("=") for name in names)
+    return {stem.upper(): mode for stem, _, mode in asked_for if mode}
 
 
 def load(stem: str) -> ModuleType:

@@ -159,3 +159,7 @@ def test_the_norm_is_taken_from_the_log(tmp_path: Path) -> None:
     assert third.violations == ["ms-swift logged nothing of this step"]
     assert [step.grad_norm_reported for step in ranks[1].steps[:2]] == [0.12345679, 0.25]
     assert trainer.logged(tmp_path / "none") == []
+
+
+def test_the_mode_of_a_correction_reaches_swift_s_ranks_through_its_variable() -> None:
+    assert corrections.modes(["zero3_guard=raise", "loss_scale"]) == {"ZERO3_GUARD": "raise"}

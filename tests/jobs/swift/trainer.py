@@ -59,6 +59,7 @@ def train(context: RankContext) -> None:
         "LOCAL_SIZE": str(payload["world_size"]),
         "USE_HF": "1",
         "MODELSCOPE_CACHE": str(folder / "cache"),
+        **corrections.modes(payload["corrections"]),
     }
     code, error = run([str(swift), *command.arguments(payload, folder, plugins)], environment)
     paths = [context.workdir / f"rank{rank}.pt" for rank in range(int(payload["world_size"]))]
