@@ -79,14 +79,21 @@ def completion_logprobs(model: torch.nn.Module, batch: Mapping[str, Any]) -> tor
     return logprobs.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
 
 
+def per_token_advantages(batch: Mapping[str, Any]) -> torch.Tensor:
+    """[B, 1], or [B, T] where every token has its own (ms-swift 4)."""
+    advantages: torch.Tensor = batch["advantages"]
+    return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+
+
 def grpo_loss(logprobs: torch.Tensor, batch: Mapping[str, Any], beta: float) -> torch.Tensor:
     """The "bnpo" loss: mean over the micro-batch's completion tokens of the clipped surrogate plus beta * KL.
 
-    old_logprobs absent means one iteration: the ratio is 1 and only its gradient counts.
+    advantages: [B], or [B, T] where every token has its own. old_logprobs absent means one iteration: the ratio is 1
+    and only its gradient counts.
     """
     old = batch.get("old_logprobs")
     ratio = torch.exp(logprobs - (logprobs.detach() if old is None else old))
-    advantages = batch["advantages"].unsqueeze(1)
+    advantages = per_token_advantages(batch)
     clipped = torch.clamp(ratio, 1 - EPSILON_LOW, 1 + EPSILON_HIGH)
     per_token = -torch.min(ratio * advantages, clipped * advantages)
     if beta:
@@ -102,7 +109,7 @@ def clip_share(logprobs: torch.Tensor, batch: Mapping[str, Any]) -> float:
     if old is None:
         return 0.0
     ratio = torch.exp(logprobs - old)
-    advantages = batch["advantages"].unsqueeze(1)
+    advantages = per_token_advantages(batch)
     bound = ((ratio < 1 - EPSILON_LOW) & (advantages < 0)) | ((ratio > 1 + EPSILON_HIGH) & (advantages > 0))
     mask = batch["completion_mask"].bool()
     return float((bound & mask).sum() / mask.sum().clamp(min=1))

@@ -66,13 +66,14 @@ class StepRecord:
 class RankRecord:
     """Everything one rank recorded; saved with torch.save, read by the reference.
 
+    dtypes: in which the engine holds each trainable parameter and each buffer.
     unfinished: the forward passes of a step that training did not finish.
     """
 
     rank: int
     wrapper: str
     shapes: dict[str, tuple[int, ...]]
-    buffer_dtypes: dict[str, torch.dtype]
+    dtypes: dict[str, torch.dtype]
     steps: list[StepRecord]
     training_s: float
     device: str
@@ -282,6 +283,7 @@ class Recorder:
         shapes = {n: tuple(getattr(p, "ds_shape", p.shape)) for n, p in self._parameters.items()}
         wrapper = type(self._engine.optimizer).__name__ if self._engine is not None else ""
         dtypes = {} if self._engine is None else {n: b.dtype for n, b in self._engine.module.named_buffers()}
+        dtypes |= {name: _local(parameter).dtype for name, parameter in self._parameters.items()}
         record = RankRecord(
             self.rank, wrapper, shapes, dtypes, self.steps, self.training_s, device, shims, self.facts, self._open
         )

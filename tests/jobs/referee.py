@@ -6,6 +6,7 @@ Both run in forks of the same warm server as the ranks, alone and without a coll
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.jobs import evidence, reference
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import RankRecord
 from tests.jobs.registry import workload_for
+from tests.jobs.workload import DTYPES
 
 STEPS_FILE = "steps.json"
 NORM_FILE = "first_norm.json"
@@ -62,9 +64,25 @@ def write_result(
         "corrections": records[0].facts["corrections"],
         "exception": _first(exceptions),
         "mutant": next((record.facts["mutant"] for record in records if "mutant" in record.facts), None),
-        "notes": list(dict.fromkeys(note for record in records for note in record.facts.get("notes", []))),
+        "notes": notes(records, context.payload["case"]),
     }
     (context.workdir / STEPS_FILE).write_text(json.dumps(result))
+
+
+def notes(records: list[RankRecord], case: Mapping[str, Any]) -> list[str]:
+    """What the ranks note, each note once."""
+    found = (note for record in records for note in (*record.facts.get("notes", []), *held(record, case)))
+    return list(dict.fromkeys(found))
+
+
+def held(record: RankRecord, case: Mapping[str, Any]) -> list[str]:
+    """A note of the trainable parameters that the engine computes with in another dtype than the case's."""
+    found = Counter(
+        record.dtypes[name]
+        for name in record.shapes
+        if name in record.dtypes and record.dtypes[name] != DTYPES[case["dtype"]]
+    )
+    return [f"{count} of {len(record.shapes)} trainable tensors are held in {dtype}" for dtype, count in found.items()]
 
 
 def _first(exceptions: list[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -2,21 +2,24 @@
 
 Teacher-forced: each step starts from the case's own measured fp32 masters (the first from the seeded weights, so that
 faults at initialisation are seen), casts them to the case's dtype, runs the forward in that dtype and accumulates
-gradients in fp32. It takes the seed, the masters, the moments and the recorded micro-batches; it reads no gradient,
-norm, learning rate or step count of the engine, except the used gradient in the update check and the loss scale in
-fp16. It records what known defects would make of the step (`Alternative`) as it goes. It judges nothing.
+gradients in fp32. It takes the seed, the masters, the moments, the dtypes in which the engine holds what it computes
+with, and the recorded micro-batches; it reads no gradient, norm, learning rate or step count of the engine, except the
+used gradient in the update check and the loss scale in fp16. It records what known defects would make of the step
+(`Alternative`) as it goes. It judges nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from tests.jobs import loss_scaling, plain_optimizer, shims
 from tests.jobs.evidence import CHECKS, Alternative, Gram, Step, TensorError
+from tests.jobs.plain_optimizer import OptimizerSettings
 from tests.jobs.recorder import MicroBatch, RankRecord, StepRecord
 from tests.jobs.workload import DTYPES, Workload, seed_weights
 
@@ -150,22 +153,23 @@ def _largest(difference: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def model_at(
-    workload: Workload, masters: Tensors | None, buffer_dtypes: Mapping[str, torch.dtype] | None = None
+    workload: Workload, masters: Tensors | None, dtypes: Mapping[str, torch.dtype] | None = None
 ) -> torch.nn.Module:
     """The plain model in the case's dtype with these masters cast into it; the seeded weights where there are none.
 
-    buffer_dtypes: in which dtype the engine holds each buffer; buffers are cast from fp32 to that. Releases differ:
-    up to 0.18 DeepSpeed casts the rotary frequencies to the training dtype, 0.19.8 leaves them in fp32.
+    dtypes: in which the engine holds a parameter or a buffer; each is cast from fp32 to that. Releases differ: up to
+    0.18 DeepSpeed casts the rotary frequencies to the training dtype, 0.19.8 leaves them in fp32; PEFT makes LoRA's
+    matrices fp32, which ZeRO-0 to -2 cast to the training dtype, and ZeRO-3 does not where the model is built in it.
     """
     model = workload.build()
     seed_weights(model, workload)
     if masters is not None:
         load(model, masters)
-    dtype = DTYPES[workload.case["dtype"]]
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    dtype, held = DTYPES[workload.case["dtype"]], dtypes or {}
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(held.get(name, dtype))
     for name, buffer in model.named_buffers():
-        buffer.data = buffer.data.to((buffer_dtypes or {}).get(name, buffer.dtype))
+        buffer.data = buffer.data.to(held.get(name, buffer.dtype))
     model.train()
     return model
 
@@ -254,7 +258,6 @@ class _Referee:
         self.ranks = ranks
         self.clip = clip
         self.shapes = ranks[0].shapes
-        self.settings = workload.settings()
         self.dtype = DTYPES[workload.case["dtype"]]
         self.all_so_far: dict[str, torch.Tensor | None] = {}
         self.previous: dict[str, torch.Tensor | None] = {}
@@ -262,7 +265,7 @@ class _Referee:
         self.overflows: list[bool] = []
         self.scales: list[tuple[float | None, float | None]] = []
         self.clip_share = 0.0
-        self.model = model_at(workload, None, ranks[0].buffer_dtypes)
+        self.model = model_at(workload, None, ranks[0].dtypes)
 
     def steps(self) -> Iterator[Step]:
         complete = min(len(rank.steps) for rank in self.ranks)
@@ -287,7 +290,7 @@ class _Referee:
             loss=loss,
             loss_error=loss_error,
             logprob_error=logprob_error,
-            lr=self.settings.lr,
+            lr=self.workload.settings_at(index).lr,
             not_judged=dict.fromkeys((check for check in CHECKS if check != "forward"), UNFINISHED),
             alternatives={"truth": Alternative(forward_error=worst(loss_error, logprob_error)), **alternatives},
         )
@@ -337,7 +340,7 @@ class _Referee:
             loss=truth.loss,
             loss_error=truth.loss_error,
             logprob_error=truth.logprob_error,
-            lr=self.settings.lr,
+            lr=self.workload.settings_at(index).lr,
             loss_scale_before=scale_before,
             loss_scale_after=records[0].loss_scale_after,
             loss_scale_expected=loss_scaling.expected(
@@ -356,7 +359,7 @@ class _Referee:
             {key: assembled(records, self.shapes, f"moments.{key}")[0] for key in plain_optimizer.MOMENTS},
             {key: assembled(records, self.shapes, f"state_after.{key}")[0] for key in plain_optimizer.MOMENTS},
         )
-        update_errors = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index))
+        update_errors = self._update_errors(before, after, used, unhanded, moments, index)
         lora = self._lora(truth.mean, used)
         step = dataclasses.replace(
             step,
@@ -420,26 +423,31 @@ class _Referee:
     def _initial(self, model: torch.nn.Module, masters: Tensors, steps_taken: int) -> list[str]:
         """Masters before the first step that are not the seeded weights, bitwise.
 
-        steps_taken: how often the inner optimizer has stepped on a gradient of 0 before (a wrapper's dummy step).
+        steps_taken: how often the inner optimizer has stepped on a gradient of 0 before (a wrapper's dummy step), at
+        the learning rate of a schedule's first step, or at the optimizer's own where the trainer makes its schedule
+        later than its engine (transformers 5).
         """
         seeded = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
-        found = []
-        for name, master in masters.items():
-            expected = seeded[name].view_as(master)
-            for taken in range(steps_taken):
-                nothing = torch.zeros_like(expected)
-                settings = self.workload.settings(name)
-                expected = plain_optimizer.stepped(expected, nothing, {}, taken, settings).master
-            if not torch.equal(master, expected):
-                found.append(f"{name}: the initial master is not the seeded weight")
-        return found
+
+        def moved(settings: Callable[[str], OptimizerSettings]) -> list[str]:
+            found = []
+            for name, master in masters.items():
+                expected = seeded[name].view_as(master)
+                for taken in range(steps_taken):
+                    nothing = torch.zeros_like(expected)
+                    expected = plain_optimizer.stepped(expected, nothing, {}, taken, settings(name)).master
+                if not torch.equal(master, expected):
+                    found.append(f"{name}: the initial master is not the seeded weight")
+            return found
+
+        return min(moved(functools.partial(self.workload.settings_at, 0)), moved(self.workload.settings), key=len)
 
     def _weights(self, records: Sequence[StepRecord], masters: Tensors) -> list[str]:
         found = set()
         for record in records:
             for name, (start, weight) in record.weights.items():
-                cast = masters[name].reshape(-1)[start : start + weight.numel()].to(self.dtype)
-                if not torch.equal(weight.to(self.dtype), cast):
+                cast = masters[name].reshape(-1)[start : start + weight.numel()].to(weight.dtype)
+                if not torch.equal(weight, cast):
                     found.add(f"{name}: the weight computed with is not the cast master")
         return sorted(found)
 
@@ -460,11 +468,13 @@ class _Referee:
         used: Tensors,
         unhanded: set[str],
         moments: _States,
-        steps_before: int,
+        index: int,
+        steps_ahead: int = 0,
     ) -> dict[str, float]:
         """By tensor: largest (|measured - plain| - one ulp), over the step's largest plain update.
 
-        The same for each moment that the optimizer keeps, over the largest value of that moment.
+        The same for each moment that the optimizer keeps, over the largest value of that moment. steps_ahead: by how
+        much the inner optimizer's step count is too high.
         """
         filled = [name for name in before if before[name].numel()]
         expected = {
@@ -472,8 +482,8 @@ class _Referee:
                 before[name],
                 None if name in unhanded else used[name],
                 {key: moments.before[key][name] for key in moments.before},
-                steps_before,
-                self.workload.settings(name),
+                self._stepped_before(index) + steps_ahead,
+                self.workload.settings_at(index, name),
             )
             for name in filled
         }
@@ -541,7 +551,7 @@ class _Referee:
             found["without_experts"] = Alternative(reported_norm=shared, gradient=grams(used, wanted))
         if any(s.kind == "adamw" or s.weight_decay for s in map(self.workload.settings, truth.mean)):
             before, after, unhanded, moments = update
-            ahead = self._update_errors(before, after, used, unhanded, moments, self._stepped_before(index) + 1)
+            ahead = self._update_errors(before, after, used, unhanded, moments, index, 1)
             found["step_count_plus_one"] = Alternative(
                 update_error=worst(*ahead.values()),
                 consistency=tuple(others + (self._initial(model, before, steps_taken=1) if index == 0 else [])),

@@ -171,15 +171,16 @@ def apply_trl(wanted: Collection[str], case: Mapping[str, Any]) -> Applied:
     return applied
 
 
-def apply_swift(wanted: Collection[str], accelerator: str, case: Mapping[str, Any]) -> Applied:
+def apply_swift(wanted: Collection[str], accelerator: str, communication: str) -> Applied:
     """Shims that ms-swift needs beside those of every TRL case."""
     applied: Applied = []
-    if "bf16-without-a-gpu" in wanted and case["dtype"] == "bf16":
-        transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+    if "communication-first" in wanted:
+        deepspeed.init_distributed(dist_backend=communication, auto_mpi_discovery=False, verbose=False)
         applied.append(
             (
-                "bf16-without-a-gpu",
-                "transformers refuses bf16 where there is no GPU unless told use_cpu, with which DeepSpeed is left out",
+                "communication-first",
+                "told use_cpu, without which transformers refuses bf16 and a new accelerate sees one process, "
+                "the trainer leaves DeepSpeed out unless DeepSpeed's communication is there already",
             )
         )
     if "memory-of-the-cpu" in wanted:

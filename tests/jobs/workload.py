@@ -77,6 +77,15 @@ class Workload:
         """What the optimizer does to the parameter of this name; without one, to those of no special group."""
         return plain_optimizer.settings(self.case)
 
+    def warmed_up(self, index: int) -> float:
+        """What the learning rate of optimizer step `index` (from 0) is multiplied by."""
+        return 1.0
+
+    def settings_at(self, index: int, name: str = "") -> OptimizerSettings:
+        """`settings` with the learning rate of optimizer step `index`."""
+        usual = self.settings(name)
+        return dataclasses.replace(usual, lr=usual.lr * self.warmed_up(index))
+
     def may_skip_reduction(self) -> bool:
         """Whether a known defect may leave the gradients of this case unreduced, each rank using its own."""
         return False

@@ -13,7 +13,7 @@ CPU: dict[str, Any] = {
     "communication": "gloo",
     "start_method": "forkserver",
     "shims": [
-        *("bf16-without-a-gpu", "float-tensor-of-a-number", "fp16-on-cpu", "gather-one-by-one"),
+        *("communication-first", "float-tensor-of-a-number", "fp16-on-cpu", "gather-one-by-one"),
         *("gather-without-autograd", "memory-of-the-cpu", "no-shared-memory-collective", "wait-for-every-gather"),
     ],
     "training_arguments": {"use_cpu": True},

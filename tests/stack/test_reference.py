@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from tests.jobs import plain_optimizer, reference
+from tests.jobs import plain_optimizer, referee, reference
 from tests.jobs.grpo import GrpoLora
-from tests.jobs.recorder import MicroBatch
+from tests.jobs.recorder import MicroBatch, RankRecord
 from tests.jobs.workload import generator, seed_weights
 
 
@@ -147,6 +147,26 @@ def test_grams_give_the_error_against_any_factor() -> None:
     for factor in (1.0, 0.25, 2.0):
         by_gram = math.sqrt(max(0.0, gram.gg - 2 * factor * gram.gr + factor**2 * gram.rr))
         assert by_gram == pytest.approx(float((used["w"].double() - factor * wanted["w"].double()).norm()), rel=1e-6)
+
+
+def test_the_reference_computes_with_the_dtypes_that_the_engine_holds() -> None:
+    workload = GrpoLora({"dtype": "bf16", "gradient_accumulation_steps": 1, "beta": 0.0}, 3)
+    plain = reference.model_at(workload, None)
+    lora = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
+    held = reference.model_at(workload, None, dict.fromkeys(lora, torch.float32))
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+    assert {n for n, p in held.named_parameters() if p.dtype == torch.float32} == set(lora)
+    batch = workload.micro_batch(0, 0, 0)
+    rounded, exact = (workload.loss(model, batch)[1] for model in (plain, held))
+    assert rounded is not None and exact is not None and not torch.equal(rounded, exact)
+
+
+def test_trainable_tensors_in_another_dtype_are_noted() -> None:
+    dtypes = {"a": torch.bfloat16, "b": torch.float32, "buffer": torch.float32}
+    record = RankRecord(0, "", {"a": (1,), "b": (1,)}, dtypes, [], 0.0, "cpu", [], {"notes": ["seen"]})
+    noted = ["seen", "1 of 2 trainable tensors are held in torch.float32"]
+    assert referee.notes([record, record], {"dtype": "bf16"}) == noted
+    assert referee.notes([record], {"dtype": "fp32"}) == ["seen", "1 of 2 trainable tensors are held in torch.bfloat16"]
 
 
 def test_seeded_weights_do_not_depend_on_the_order_of_construction() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from tests.jobs import corrections, trl_grpo
 from tests.jobs.adapter_model import TEXT_VOCABULARY
@@ -26,11 +28,21 @@ CASE = {
     "gradient_accumulation_steps": 4,
     "beta": 0,
 }
-PAYLOAD: dict[str, Any] = {"job": "grpo-lora", "case": CASE, "seed": 3, "world_size": 2, "clip": 1.0, "corrections": []}
+PAYLOAD: dict[str, Any] = {
+    "job": "grpo-lora",
+    "case": CASE,
+    "seed": 3,
+    "world_size": 2,
+    "clip": 1.0,
+    "corrections": [],
+    "backend": {"training_arguments": {"use_cpu": True}},
+}
+RELEASES = {Version("3.10.2"): "--train_type", Version("4.6.0"): "--tuner_type"}
 
 
-def test_the_command_line_is_that_of_the_report() -> None:
-    words = grpo.arguments(PAYLOAD, Path("folder"), [corrections.FOLDER / "loss_scale.py"])
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_command_line_is_that_of_the_report(release: Version) -> None:
+    words = grpo.arguments(PAYLOAD, Path("folder"), [corrections.FOLDER / "loss_scale.py"], release)
     said = dict(zip(words[1::2], words[2::2], strict=False))
     assert words[0] == "rlhf"
     report = {
@@ -46,11 +58,28 @@ def test_the_command_line_is_that_of_the_report() -> None:
         "--dynamic_sample": "true",
         "--torch_dtype": "bfloat16",
         "--gradient_accumulation_steps": "4",
+        "--use_cpu": "true",
+        "--lr_scheduler_type": "constant_with_warmup",
+        "--warmup_steps": "2",
+        RELEASES[release]: "lora",
     }
     assert {name: said.get(name) for name in report} == report
     assert float(said["--max_grad_norm"]) == 1.0
     assert words[-3:] == ["--external_plugins", str(grpo.PLUGIN), str(corrections.FOLDER / "loss_scale.py")]
     assert "None" not in words
+
+
+def test_the_learning_rate_is_that_of_transformers_warm_up() -> None:
+    workload = SwiftGrpo(CASE, 3)
+    usual = workload.settings().lr
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=usual)
+    schedule = transformers.get_constant_schedule_with_warmup(optimizer, grpo.WARMUP_STEPS)
+    for index in range(5):
+        assert workload.settings_at(index).lr == pytest.approx(schedule.get_last_lr()[0], rel=1e-12)
+        optimizer.step()
+        schedule.step()
+    assert TrlGrpo(CASE, 3).settings_at(0).lr == usual
 
 
 ADAPTER_CASE = {
@@ -64,14 +93,15 @@ ADAPTER_CASE = {
 }
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_sft_is_told_of_a_model_type_of_ones_own(frozen: bool) -> None:
+def test_sft_is_told_of_a_model_type_of_ones_own(frozen: bool, release: Version) -> None:
     payload = {**PAYLOAD, "job": "zero3-custom-adapter", "case": {**ADAPTER_CASE, "frozen": frozen}}
-    words = sft.arguments(payload, Path("folder"), [])
+    words = sft.arguments(payload, Path("folder"), [], release)
     said = dict(zip(words[1::2], words[2::2], strict=True))
     assert words[0] == "sft" and "None" not in words
     report = {
-        "--train_type": "full",
+        RELEASES[release]: "full",
         "--deepspeed": "zero3",
         "--torch_dtype": "float32",
         "--fp16": "false",
@@ -116,11 +146,14 @@ def batch(truncated: list[bool]) -> tuple[dict[str, Any], dict[str, Any]]:
     return ours, {**drawn, "counted": mask & ~cut.unsqueeze(-1)}
 
 
+@pytest.mark.parametrize("of_tokens", [False, True])
 @pytest.mark.parametrize("truncated", [[False] * 4, [False, True, False, False], [True] * 4])
-def test_truncated_completions_do_not_count(truncated: list[bool]) -> None:
+def test_truncated_completions_do_not_count(truncated: list[bool], of_tokens: bool) -> None:
     model = TrlGrpo(CASE, 3).build()
     seed_weights(model, TrlGrpo(CASE, 3))
     inputs, same = batch(truncated)
+    if of_tokens:  # ms-swift 4
+        inputs["advantages"] = inputs["advantages"].unsqueeze(1).expand_as(inputs["completion_mask"])
     loss, logprobs = SwiftGrpo(CASE, 3).loss(model, inputs)
     _, expected = TrlGrpo(CASE, 3).loss(model, same)
     assert logprobs is not None and expected is not None

@@ -17,7 +17,7 @@ from ci.plan import Plan, Selection, make_plan
 ROOT = Path(__file__).parents[2]
 LANES = ("nightly", "pull-request", "weekly")
 CPU_STACKS = ("frozen-update", "newest", "report-a", "report-a-018", "report-b", "stable")
-SWIFT_STACKS = ("swift-3.10.2", "swift-3.10.2-fixed")
+SWIFT_STACKS = ("swift-3.10.2", "swift-3.10.2-fixed", "swift-newest")
 SLOWEST_LANE_S = 240
 """What the pull-request lane may take on two cores."""
 ENGINE_S, SWEEP_S, TRL_S, START_S = 3, 1.5, 15, 30
@@ -45,6 +45,7 @@ def lane(name: str) -> Plan:
         ("report-b", "0.15.4", "4.46.2", "1.1.1", "0.17.0", "0.13.2"),
         ("swift-3.10.2", "0.17.6", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
         ("swift-3.10.2-fixed", "0.18.9", "4.57.6", "1.12.0", "0.24.0", "0.17.1"),
+        ("swift-newest", "0.19.8", "5.19.0", "1.15.0", "0.29.1", "0.20.0"),
     ],
 )
 def test_the_stacks_are_those_that_were_asked_for(

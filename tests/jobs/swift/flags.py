@@ -27,18 +27,20 @@ QUIET: Mapping[str, Any] = {
 }
 
 
-def judged(payload: Mapping[str, Any]) -> dict[str, Any]:
+def judged(payload: Mapping[str, Any], warmup: int = 0) -> dict[str, Any]:
     """What the case judges, spelled out: ms-swift's own defaults are a cosine schedule and other betas."""
     optimizer = plain_optimizer.settings(payload["case"])
     return {
         "optim": plain_optimizer.IN_TRANSFORMERS[optimizer.kind],
         "learning_rate": optimizer.lr,
-        "lr_scheduler_type": "constant",
+        "lr_scheduler_type": "constant_with_warmup" if warmup else "constant",
+        "warmup_steps": warmup,
         "adam_beta1": optimizer.betas[0],
         "adam_beta2": optimizer.betas[1],
         "adam_epsilon": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": payload["clip"] or 0.0,
+        **{name: str(value).lower() for name, value in payload["backend"]["training_arguments"].items()},
     }
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from tests.jobs import grpo, trl_grpo
 from tests.jobs.swift import flags
+from tests.jobs.swift.release import tuner_flag
 
 STOP_WORDS = ("w0", "w1", "w2")
 """Without them hardly a completion of random weights ends by itself, and --overlong_filter would leave nothing."""
@@ -22,6 +24,8 @@ STOP_WORDS = ("w0", "w1", "w2")
 PLUGIN = Path(__file__).resolve().with_name("grpo_plugin.py")
 MAX_LENGTH = 64
 REWARD = "toy"
+WARMUP_STEPS = 2
+"""Optimizer steps over which the learning rate rises from 0, of three."""
 
 
 def write_inputs(workload: trl_grpo.TrlGrpo, folder: Path) -> None:
@@ -32,8 +36,8 @@ def write_inputs(workload: trl_grpo.TrlGrpo, folder: Path) -> None:
     (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> list[str]:
-    """The words after `swift`."""
+def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path], release: Version) -> list[str]:
+    """The words after `swift`. release: of ms-swift."""
     case = payload["case"]
     report = {
         "rlhf_type": "grpo",
@@ -43,7 +47,7 @@ def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> 
         "overlong_filter": "true",
         "dynamic_sample": "true",
         "max_resample_times": 3,
-        "train_type": "lora",
+        tuner_flag(release): "lora",
         "lora_rank": grpo.LORA_RANK,
         "lora_alpha": grpo.LORA_ALPHA,
         "target_modules": "all-linear",
@@ -55,6 +59,7 @@ def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> 
     }
     small = {
         "model": folder / "model",
+        "template": "qwen3",  # a release finds it by the name Qwen3-8B, and the folder has another
         "dataset": folder / "data.jsonl",
         "reward_funcs": REWARD,
         "max_completion_length": grpo.COMPLETION,
@@ -67,13 +72,17 @@ def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> 
         "seed": payload["seed"],
     }
     ours = {"beta": 0, "use_vllm": "false", "lora_dropout": 0}  # 0.05 by default: nobody could draw the same mask again
-    said = {**report, **small, **flags.judged(payload), **ours, **flags.QUIET}
+    said = {**report, **small, **flags.judged(payload, WARMUP_STEPS), **ours, **flags.QUIET}
     return ["rlhf", *flags.words(said), "--stop_words", *STOP_WORDS, *flags.plugins(PLUGIN, plugins)]
 
 
 @dataclasses.dataclass(frozen=True)
 class SwiftGrpo(trl_grpo.TrlGrpo):
     """The TRL cases' model and loss on the completions that ms-swift generated and recorded."""
+
+    def warmed_up(self, index: int) -> float:
+        """transformers' constant_with_warmup: 0 in the first step."""
+        return min(1.0, index / WARMUP_STEPS)
 
     def loss(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Truncated completions count for nothing (--overlong_filter)."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from swift.plugin import ORM, orms
-from swift.trainers.rlhf_trainer.grpo_trainer import GRPOTrainer
-
 from tests.jobs import shims, trl_grpo
 from tests.jobs.swift.grpo import REWARD
 from tests.jobs.swift.rank import Rank
+from tests.jobs.swift.release import four, installed
 from tests.jobs.trl_trainer import seed_adapters
+
+if four(installed()):
+    from swift.rewards import ORM, orms
+    from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+else:
+    from swift.plugin import ORM, orms
+    from swift.trainers.rlhf_trainer.grpo_trainer import GRPOTrainer
 
 INPUTS = {
     name: name
@@ -47,9 +52,10 @@ class GrpoRank(Rank):
             return found
 
         @functools.wraps(original_loss)
-        def loss(trainer: Any, model: Any, inputs: Any) -> Any:
-            trainer.inputs_seen = inputs
-            return original_loss(trainer, model, inputs)
+        def loss(trainer: Any, model: Any, inputs: Any, *more: Any) -> Any:
+            # ms-swift 4 gives what the model itself does not take in an object of its own, the first of `more`.
+            trainer.inputs_seen = {**inputs, **(vars(more[0]) if more else {})}
+            return original_loss(trainer, model, inputs, *more)
 
         GRPOTrainer._compute_loss, GRPOTrainer._get_per_token_logps_and_entropies = loss, logps
 

@@ -39,7 +39,9 @@ class Rank:
         self.device = assert_accelerator(self.payload["backend"])
         wanted = self.payload["backend"]["shims"]
         self.applied = shims.apply_common(wanted) + shims.wait_for_every_gather(wanted, self.case)
-        self.applied += shims.apply_trl(wanted, self.case) + shims.apply_swift(wanted, self.device, self.case)
+        self.applied += shims.apply_trl(wanted, self.case) + shims.apply_swift(
+            wanted, self.device, self.payload["backend"]["communication"]
+        )
         self.workload = workload_for(self.payload)
         self.recorder = Recorder(self.rank)
         self.listener = Listener(self.recorder, self.case, self.workload.seed, inputs)

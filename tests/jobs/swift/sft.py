@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from tests.jobs import trl_grpo
 from tests.jobs.adapter import ADAPTER, CustomAdapter
 from tests.jobs.adapter_model import CODE_LAYERS, TEXT_VOCABULARY, audio_vocabulary
 from tests.jobs.swift import flags
+from tests.jobs.swift.release import tuner_flag
 from tests.jobs.workload import Workload, seed_weights
 
 MODEL_TYPE = "report-b"
@@ -48,12 +50,12 @@ def write_inputs(workload: CustomAdapter, folder: Path) -> None:
             data.write(json.dumps({"messages": messages}) + "\n")
 
 
-def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path]) -> list[str]:
-    """The words after `swift`."""
+def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path], release: Version) -> list[str]:
+    """The words after `swift`. release: of ms-swift."""
     case = payload["case"]
     report = {
         "model_type": MODEL_TYPE,
-        "train_type": "full",
+        tuner_flag(release): "full",
         "torch_dtype": "float32",
         # ms-swift makes fp16 training of float32 unless told not to.
         "fp16": "false",

@@ -22,7 +22,7 @@ from tests.jobs import corrections
 from tests.jobs.launcher import RankContext
 from tests.jobs.recorder import RankRecord
 from tests.jobs.registry import workload_for
-from tests.jobs.swift import grpo, sft
+from tests.jobs.swift import grpo, release, sft
 from tests.jobs.swift.flags import ORDER
 
 COMMANDS: Mapping[str, Any] = {"grpo-lora": grpo, "zero3-custom-adapter": sft}
@@ -61,7 +61,7 @@ def train(context: RankContext) -> None:
         "MODELSCOPE_CACHE": str(folder / "cache"),
         **corrections.modes(payload["corrections"]),
     }
-    code, error = run([str(swift), *command.arguments(payload, folder, plugins)], environment)
+    code, error = run([str(swift), *command.arguments(payload, folder, plugins, release.installed())], environment)
     paths = [context.workdir / f"rank{rank}.pt" for rank in range(int(payload["world_size"]))]
     if not all(path.is_file() for path in paths):
         raise RuntimeError(f"swift ended with exit code {code} before its ranks had recorded anything: {error}")
