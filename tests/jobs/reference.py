@@ -157,9 +157,10 @@ def model_at(
 ) -> torch.nn.Module:
     """The plain model in the case's dtype with these masters cast into it; the seeded weights where there are none.
 
-    dtypes: in which the engine holds a parameter or a buffer; each is cast from fp32 to that. Releases differ: up to
-    0.18 DeepSpeed casts the rotary frequencies to the training dtype, 0.19.8 leaves them in fp32; PEFT makes LoRA's
-    matrices fp32, which ZeRO-0 to -2 cast to the training dtype, and ZeRO-3 does not where the model is built in it.
+    dtypes: in which the engine holds each buffer and trainable parameter. Buffers are cast from fp32 to that: up to
+    0.18 DeepSpeed casts the rotary frequencies to the training dtype, 0.19.8 leaves them in fp32. A parameter has the
+    case's dtype, but where the workload says that a wider one may be right: PEFT makes LoRA's matrices fp32, which
+    ZeRO-0 to -2 cast to the training dtype, and ZeRO-3 does not where the model is built in it.
     """
     model = workload.build()
     seed_weights(model, workload)
@@ -167,7 +168,8 @@ def model_at(
         load(model, masters)
     dtype, held = DTYPES[workload.case["dtype"]], dtypes or {}
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(held.get(name, dtype))
+        wider = workload.may_be_wider() and torch.promote_types(held.get(name, dtype), dtype) != dtype
+        parameter.data = parameter.data.to(held[name] if wider else dtype)
     for name, buffer in model.named_buffers():
         buffer.data = buffer.data.to(held.get(name, buffer.dtype))
     model.train()
@@ -446,8 +448,10 @@ class _Referee:
         found = set()
         for record in records:
             for name, (start, weight) in record.weights.items():
-                cast = masters[name].reshape(-1)[start : start + weight.numel()].to(weight.dtype)
-                if not torch.equal(weight, cast):
+                # A weight of fewer bits than the case's is compared in the case's, and is not the master.
+                dtype = torch.promote_types(weight.dtype, self.dtype)
+                cast = masters[name].reshape(-1)[start : start + weight.numel()].to(dtype)
+                if not torch.equal(weight.to(dtype), cast):
                     found.add(f"{name}: the weight computed with is not the cast master")
         return sorted(found)
 

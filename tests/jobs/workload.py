@@ -77,6 +77,10 @@ class Workload:
         """What the optimizer does to the parameter of this name; without one, to those of no special group."""
         return plain_optimizer.settings(self.case)
 
+    def may_be_wider(self) -> bool:
+        """Whether a trainer may hold what it trains in a wider dtype than the case's, and be right."""
+        return False
+
     def warmed_up(self, index: int) -> float:
         """What the learning rate of optimizer step `index` (from 0) is multiplied by."""
         return 1.0

@@ -10,8 +10,9 @@ import torch
 
 from tests.jobs import plain_optimizer, referee, reference
 from tests.jobs.grpo import GrpoLora
-from tests.jobs.recorder import MicroBatch, RankRecord
-from tests.jobs.workload import generator, seed_weights
+from tests.jobs.recorder import MicroBatch, RankRecord, StepRecord
+from tests.jobs.swift.grpo import SwiftGrpo
+from tests.jobs.workload import DTYPES, generator, seed_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +150,40 @@ def test_grams_give_the_error_against_any_factor() -> None:
         assert by_gram == pytest.approx(float((used["w"].double() - factor * wanted["w"].double()).norm()), rel=1e-6)
 
 
-def test_the_reference_computes_with_the_dtypes_that_the_engine_holds() -> None:
-    workload = GrpoLora({"dtype": "bf16", "gradient_accumulation_steps": 1, "beta": 0.0}, 3)
-    plain = reference.model_at(workload, None)
-    lora = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
-    held = reference.model_at(workload, None, dict.fromkeys(lora, torch.float32))
-    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
-    assert {n for n, p in held.named_parameters() if p.dtype == torch.float32} == set(lora)
-    batch = workload.micro_batch(0, 0, 0)
-    rounded, exact = (workload.loss(model, batch)[1] for model in (plain, held))
-    assert rounded is not None and exact is not None and not torch.equal(rounded, exact)
+SWIFT = {"dtype": "bf16", "gradient_accumulation_steps": 1, "beta": 0.0}
+
+
+def dtypes_of_lora(workload: GrpoLora, held: torch.dtype) -> set[torch.dtype]:
+    """Those in which the reference holds LoRA's matrices where the engine holds them in `held`."""
+    lora = [name for name, parameter in workload.build().named_parameters() if parameter.requires_grad]
+    model = reference.model_at(workload, None, dict.fromkeys(lora, held))
+    assert {p.dtype for n, p in model.named_parameters() if n not in lora} == {DTYPES[workload.case["dtype"]]}
+    return {p.dtype for n, p in model.named_parameters() if n in lora}
+
+
+def test_the_reference_follows_a_wider_dtype_where_the_workload_says_so_and_no_narrower_one() -> None:
+    assert dtypes_of_lora(SwiftGrpo(SWIFT, 3), torch.float32) == {torch.float32}
+    assert dtypes_of_lora(SwiftGrpo({**SWIFT, "dtype": "fp32"}, 3), torch.bfloat16) == {torch.float32}
+    assert dtypes_of_lora(GrpoLora(SWIFT, 3), torch.float32) == {torch.bfloat16}
+    assert dtypes_of_lora(GrpoLora({**SWIFT, "dtype": "fp32"}, 3), torch.bfloat16) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("case", "held", "right"),
+    [
+        *(("bf16", "bf16", True), ("bf16", "fp32", True), ("fp32", "fp32", True), ("fp32", "bf16", False)),
+        *(("fp32", "fp16", False), ("fp16", "bf16", False), ("bf16", "fp16", False)),
+    ],
+)
+def test_a_weight_of_another_dtype_is_the_cast_master_only_if_it_is_no_narrower(
+    case: str, held: str, right: bool
+) -> None:
+    master = torch.tensor([0.1, 1 / 3])
+    step = StepRecord([], [], {"w": (0, master.to(DTYPES[held]))}, None, None, None, 1, [])
+    rank = RankRecord(0, "", {}, {}, [], 0.0, "cpu", [], {})
+    judged = reference._Referee(GrpoLora({**SWIFT, "dtype": case}, 3), [rank], None)
+    said = "w: the weight computed with is not the cast master"
+    assert judged._weights([step], {"w": master}) == ([] if right else [said])
 
 
 def test_trainable_tensors_in_another_dtype_are_noted() -> None:

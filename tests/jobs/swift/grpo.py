@@ -80,6 +80,10 @@ def arguments(payload: Mapping[str, Any], folder: Path, plugins: list[Path], rel
 class SwiftGrpo(trl_grpo.TrlGrpo):
     """The TRL cases' model and loss on the completions that ms-swift generated and recorded."""
 
+    def may_be_wider(self) -> bool:
+        """PEFT makes LoRA's matrices fp32; which of them the engine casts differs by ZeRO stage."""
+        return True
+
     def warmed_up(self, index: int) -> float:
         """transformers' constant_with_warmup: 0 in the first step."""
         return min(1.0, index / WARMUP_STEPS)
