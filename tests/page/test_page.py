@@ -148,7 +148,7 @@ def test_the_grid_is_walked_by_keyboard(tab: Opened, report: Path) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
-    page.wait_for_function(f"first => ({focused})() === first", arg=first)  # the close event gives the focus back
+    page.wait_for_function(f"first => ({focused})() === first", arg=first)  # focus comes back once it has closed
 
 
 def test_filter_by_words_and_verdict(tab: Opened, report: Path) -> None:
