@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from ci.checks import MEASURED, Missing, measure
-from ci.entries import Job
+from ci.entries import Check, CheckTolerance, Job, Matrix
 from ci.evidence import Evidence
 from ci.plan import Cell
 
@@ -116,10 +117,38 @@ def _rounded_up(value: float) -> float:
     return digits if digits >= value else float(f"{digits + 10.0 ** (exponent - 1):.1e}")
 
 
-def as_yaml(found: Mapping[Group, Mapping[str, Largest]]) -> str:
+def tolerances(found: Mapping[Group, Mapping[str, Largest]]) -> dict[Group, dict[Check, CheckTolerance]]:
+    """What a gate made from these errors allows, the numbers that it was made from with it."""
+    made: dict[Group, dict[Check, CheckTolerance]] = {}
+    for group, of_group in found.items():
+        for name in MEASURED:
+            # A library that reports None (fp32 at ZeRO-0) leaves the norm of the gradient used to go by.
+            entry = of_group.get(name) or of_group.get("gradient_used")
+            if entry is not None:
+                made.setdefault(group, {})[name] = CheckTolerance(
+                    tolerance=tolerance(name, group.dtype, entry.error), largest=entry.error, repeats=entry.repeats
+                )
+    return made
+
+
+def shipped(matrix: Matrix) -> dict[Group, dict[Check, CheckTolerance]]:
+    """The groups of matrix.yaml's own section."""
+    return {
+        Group(
+            job=str(group.job),
+            trainers=group.trainers or (),
+            stages=group.stages,
+            dtype=group.dtype,
+            accumulation=group.gradient_accumulation_steps[0],
+        ): group.checks
+        for group in matrix.tolerances
+    }
+
+
+def as_yaml(groups: Mapping[Group, Mapping[Check, CheckTolerance]]) -> str:
     """The `tolerances:` section of matrix.yaml, the number that each tolerance was made from beside it."""
     lines = ["tolerances:"]
-    for group in sorted(found):
+    for group in sorted(groups):
         stages = ", ".join(map(str, group.stages))
         lines += [
             f"  - job: {group.job}",
@@ -128,17 +157,27 @@ def as_yaml(found: Mapping[Group, Mapping[str, Largest]]) -> str:
             f"    dtype: {group.dtype}",
             f"    gradient_accumulation_steps: [{group.accumulation}]",
             "    checks:",
+            *(
+                f"      {name}: {{tolerance: {entry.tolerance:.2g}, largest: {entry.largest:.3g},"
+                f" repeats: {entry.repeats}}}"
+                for name, entry in groups[group].items()
+            ),
         ]
-        for name in MEASURED:
-            # A library that reports None (fp32 at ZeRO-0) leaves the norm of the gradient used to go by.
-            entry = found[group].get(name) or found[group].get("gradient_used")
-            if entry is None:
-                continue
-            allowed = tolerance(name, group.dtype, entry.error)
-            lines.append(
-                f"      {name}: {{tolerance: {allowed:.2g}, largest: {entry.error:.3g}, repeats: {entry.repeats}}}"
-            )
     return "\n".join(lines) + "\n"
+
+
+def partly_selected(
+    lane: Iterable[Cell], selected: AbstractSet[str], jobs: Mapping[str, Job]
+) -> dict[Group, tuple[str, ...]]:
+    """Groups of which cells were selected, but not all; to each the ids of the cells of the lane that were not."""
+    cells: dict[Group, list[str]] = {}
+    for cell in lane:
+        cells.setdefault(group_of(cell, jobs[cell.job]), []).append(cell.id)
+    return {
+        group: tuple(each for each in ids if each not in selected)
+        for group, ids in cells.items()
+        if 0 < len(selected & set(ids)) < len(ids)
+    }
 
 
 def replaced(text: str, section: str) -> str:

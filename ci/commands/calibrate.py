@@ -6,6 +6,7 @@ Resumable, since it takes most of an hour: repeats already in results/calibratio
 from __future__ import annotations
 
 import time
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,8 @@ from ci import evidence as evidence_lines
 from ci.commands import options
 from ci.errors import EnvironmentUnavailable, ExitCode, UsageError
 from ci.interrupts import Interrupts
-from ci.matrix import MATRIX_FILE, load
-from ci.plan import Selection, make_plan
+from ci.matrix import MATRIX_FILE, Matrix, load
+from ci.plan import Plan, Selection, make_plan
 from ci.provision.choose import choose
 from ci.provision.recipe import recipe_for
 from ci.repeats import SEPARATOR, Repeat, ordered
@@ -34,19 +35,21 @@ def main(
     case: options.Cases = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each cell, a new seed each.")] = 30,
     runtime: options.Place = options.RuntimeName.VENV,
-    write: Annotated[bool, typer.Option("--write", help="Put the result into matrix.yaml.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Put the groups measured into matrix.yaml.")] = False,
     folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where repeats are kept.")] = Path(
         "results/calibration"
     ),
 ) -> ExitCode:
     """Repeat clean cells with new seeds and print the `tolerances:` section of matrix.yaml."""
-    if write and (job or case or repeats < MINIMUM_REPEATS):
-        raise UsageError(f"--write needs the whole lane and at least {MINIMUM_REPEATS} repeats")
+    if write and repeats < MINIMUM_REPEATS:
+        raise UsageError(f"--write needs at least {MINIMUM_REPEATS} repeats, not {repeats}")
     console = Console(highlight=False, stderr=True)
     matrix = load()
     selection = Selection(lane=LANE, stacks=(stack,), jobs=tuple(job or ()), cases=tuple(case or ()))
     plan = make_plan(matrix, selection)
     cells = {cell.id: cell for cell in plan.runnable}
+    if write:
+        _check_whole_groups(matrix, make_plan(matrix, Selection(lane=LANE, stacks=(stack,))), cells.keys())
     results = (folder / stack).resolve()
     results.mkdir(parents=True, exist_ok=True)
     wanted = [Repeat(cell, seed) for seed in range(1, repeats + 1) for cell in cells.values()]
@@ -76,12 +79,23 @@ def main(
     kept = [evidence for evidence in _clean(results) if evidence.cell.rpartition(SEPARATOR)[0] in cells]
     if not kept:
         raise EnvironmentUnavailable(f"no repeat left evidence; see {results / 'pytest.log'}")
-    found = calibration.largest(cells, matrix.jobs, [(e.cell.rpartition(SEPARATOR)[0], e) for e in kept])
-    section = calibration.as_yaml(found)
-    print(section, end="")
+    found = calibration.tolerances(
+        calibration.largest(cells, matrix.jobs, [(e.cell.rpartition(SEPARATOR)[0], e) for e in kept])
+    )
+    print(calibration.as_yaml(found), end="")
     if write:
+        section = calibration.as_yaml({**calibration.shipped(matrix), **found})
         MATRIX_FILE.write_text(calibration.replaced(MATRIX_FILE.read_text(encoding="utf-8"), section), encoding="utf-8")
     return ExitCode.OK
+
+
+def _check_whole_groups(matrix: Matrix, lane: Plan, selected: AbstractSet[str]) -> None:
+    """Raises UsageError where a tolerance would be written that some of the cells it judges had no part in."""
+    for group, missing in calibration.partly_selected(lane.runnable, selected, matrix.jobs).items():
+        raise UsageError(
+            f"--write replaces whole groups, and {group.job} at ZeRO {', '.join(map(str, group.stages))} in"
+            f" {group.dtype} is also made from {', '.join(missing)}; select these too"
+        )
 
 
 def _clean(results: Path) -> list[evidence_lines.Evidence]:

@@ -39,6 +39,22 @@ def test_a_tolerance_is_four_times_the_largest_error_and_at_least_the_floor(
     assert found >= 4 * error
 
 
+def test_what_is_shipped_is_written_as_it_stands() -> None:
+    text = Path("matrix.yaml").read_text(encoding="utf-8")
+    assert calibration.replaced(text, calibration.as_yaml(calibration.shipped(load()))) == text
+
+
+def test_a_group_is_measured_by_all_of_its_cells_or_not_written() -> None:
+    matrix = load()
+    lane = make_plan(matrix, Selection(lane="calibration")).runnable
+    fp16 = {cell.id: cell for cell in lane if cell.job == "engine-sweep" and cell.case["dtype"] == "fp16"}
+    first, *others = (each for each, cell in fp16.items() if cell.case["gradient_accumulation_steps"] == 1)
+    left_out = calibration.partly_selected(lane, {first}, matrix.jobs)
+    assert list(left_out.values()) == [tuple(others)]
+    assert others
+    assert calibration.partly_selected(lane, fp16.keys(), matrix.jobs) == {}
+
+
 def test_only_the_tolerances_section_is_replaced() -> None:
     text = Path("matrix.yaml").read_text(encoding="utf-8")
     changed = calibration.replaced(text, "tolerances:\n  - none\n")
@@ -51,16 +67,7 @@ def test_the_section_names_each_group_of_the_lane_once_and_judges_the_cells_it_w
     matrix = load()
     plan = make_plan(matrix, Selection(lane="calibration"))
     groups = {calibration.group_of(cell, matrix.jobs[cell.job]) for cell in plan.runnable}
-    shipped = [
-        calibration.Group(
-            job=str(group.job),
-            trainers=group.trainers or (),
-            stages=group.stages,
-            dtype=group.dtype,
-            accumulation=group.gradient_accumulation_steps[0],
-        )
-        for group in matrix.tolerances
-    ]
+    shipped = list(calibration.shipped(matrix))
     assert shipped == sorted(groups)
     for cell in plan.runnable:
         mine = shipped.index(calibration.group_of(cell, matrix.jobs[cell.job]))

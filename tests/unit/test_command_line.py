@@ -72,8 +72,12 @@ def test_every_command_has_help(ci: Call) -> None:
         ("audit matrix.yaml", 2, "matrix.yaml: found no training record; expected logging.jsonl"),
         ("audit matrix.yaml --clip=-1", 2, "'--clip'"),
         # Before anything is measured; on the host nothing could be.
-        ("calibrate --write --job grpo-lora --runtime host", 2, "--write needs the whole lane and at least 30 repeats"),
-        ("calibrate --write --repeats 29 --runtime host", 2, "--write needs the whole lane and at least 30 repeats"),
+        ("calibrate --write --repeats 29 --runtime host", 2, "--write needs at least 30 repeats, not 29"),
+        (
+            "calibrate --write --job fp16-optimizers --case zero_stage=1 --runtime host",
+            2,
+            "--write replaces whole groups, and fp16-optimizers at ZeRO 0, 1, 2, 3 in fp16 is also made from",
+        ),
         ("repeats --write --job grpo-lora --runtime host", 2, "--write needs every case of the lane"),
         ("mutants --write --first --runtime host", 2, "--write needs every mutant in all of its cases"),
         ("plan --stak newest", 2, "No such option: --stak (Possible options: --shard, --stack)"),
