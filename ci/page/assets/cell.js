@@ -324,7 +324,6 @@ async function show(number) {
   dialog.scrollTop = 0;
 }
 
-let opener = null;
 async function follow() {
   const found = /^#cell=(.*)$/.exec(location.hash);
   if (!found) {
@@ -350,14 +349,12 @@ async function follow() {
     if (!dialog.open) dialog.showModal();
     return;
   }
-  if (!dialog.open) opener = document.activeElement;
   await show(number);
 }
 
 function setUpCell() {
   dialog.addEventListener("close", () => {
     if (location.hash.startsWith("#cell=")) history.replaceState(null, "", location.pathname + location.search);
-    opener?.focus?.();
   });
   window.addEventListener("hashchange", follow);
 }
