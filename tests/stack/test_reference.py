@@ -186,6 +186,29 @@ def test_a_weight_of_another_dtype_is_the_cast_master_only_if_it_is_no_narrower(
     assert judged._weights([step], {"w": master}) == ([] if right else [said])
 
 
+@pytest.mark.parametrize(
+    ("share", "right"),
+    [
+        (0.0, True),  # the schedule exists before the engine: its first step, in warm-up
+        (1.0, True),  # it is made later (transformers 5): the optimizer's own
+        (0.5, False),
+    ],
+)
+def test_a_dummy_step_was_taken_at_the_rate_of_the_first_step_or_the_optimizers_own(share: float, right: bool) -> None:
+    workload = SwiftGrpo({**SWIFT, "dtype": "fp32", "optimizer": "adamw"}, 3)
+    assert workload.settings_at(0).lr == 0 < workload.settings().lr * workload.settings().weight_decay
+    rank = RankRecord(0, "", {}, {}, [], 0.0, "cpu", [], {})
+    judged = reference._Referee(workload, [rank], None)
+    masters = {}
+    for name, parameter in judged.model.named_parameters():
+        settings = dataclasses.replace(workload.settings(name), lr=workload.settings(name).lr * share)
+        seeded = parameter.detach()
+        masters[name] = plain_optimizer.stepped(seeded, torch.zeros_like(seeded), {}, 0, settings).master
+    moved = [f"{name}: the initial master is not the seeded weight" for name, m in masters.items() if bool(m.any())]
+    assert judged._initial(judged.model, masters, steps_taken=1) == ([] if right else moved)
+    assert judged._initial(judged.model, masters, steps_taken=0) == (moved if share else [])
+
+
 def test_trainable_tensors_in_another_dtype_are_noted() -> None:
     dtypes = {"a": torch.bfloat16, "b": torch.float32, "buffer": torch.float32}
     record = RankRecord(0, "", {"a": (1,), "b": (1,)}, dtypes, [], 0.0, "cpu", [], {"notes": ["seen"]})
